@@ -1,0 +1,1 @@
+"""Shared ground of moescope: vocabulary, routing batch and codec, batch log, registry, settings."""
