@@ -1,0 +1,50 @@
+# moescope: every command of the repository. Each one makes its own environment first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+COMPONENTS := core producers processors storage jobs console
+PYTHON_SOURCES := $(COMPONENTS) $(wildcard tests scripts benchmarks examples)
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+.PHONY: help demo test check format bench docs lock faults fuzz setup setup-dev
+
+help: ## list the commands
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup: ## the environment that the demo and the server run in
+	@scripts/bootstrap.sh server
+
+setup-dev: ## the environment that checks and tests run in
+	@scripts/bootstrap.sh dev
+
+demo: setup ## a simulated fleet, planted incidents, and what moescope saw (ARGS=… is passed on)
+	$(BIN)/moescope demo $(ARGS)
+
+test: setup-dev ## unit, property, integration and e2e tests (ARGS=… is passed to pytest)
+	$(PYTEST) -m "not engines" $(ARGS)
+
+check: setup-dev ## lint, types, import layers, generated pages up to date
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/mypy $(PYTHON_SOURCES)
+	$(BIN)/python scripts/generate_reference.py --check
+
+format: setup-dev ## rewrite the sources in the project's style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+docs: setup-dev ## write docs/reference/ from the declarations in the code
+	$(BIN)/python scripts/generate_reference.py
+
+lock: ## compile requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
+	@scripts/lock.sh
+
+bench: setup-dev ## measure speed on this machine
+	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" $(ARGS); done
+
+fuzz: setup-dev ## property tests with many examples, from a new seed each time
+	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)
