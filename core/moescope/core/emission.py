@@ -1,0 +1,294 @@
+"""What a processor hands to the store owner: one emission per commit, one transaction.
+
+Everything in here is a plain value (numpy arrays, strings, integers), so that an emission can
+be applied in process or travel through a topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
+
+LIVE_DOMAIN = "live"
+"""Watermark domain of everything that is not an import."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneKey:
+    """What is constant over a set of comparable windows (hashable)."""
+
+    domain: str
+    model: str
+    revision: str
+    origin: str
+    fidelity: str
+    sampling_ratio: float
+    experts: int
+    top_k: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowGroup:
+    """W closed windows of one lane, phase, kind, size, stride and scope, before finishing.
+
+    Attributes:
+        start: int64 [W]; a position, µs since the epoch, or a step, as the kind says.
+        first_time_us, last_time_us: int64 [W] event time of the first and last accepted row;
+            `NO_TIME` when absent.
+        close_time_us: int64 [W], logical close time; `NO_TIME` when absent.
+        request, task, scene, node: [W] names; empty strings where they do not apply.
+        seen: int64 [W] accepted rows. expected: int64 [W].
+        lost: int64 [W] rows known to be lost. unknown_gap: bool [W], a gap of unknown length.
+        cached: int64 [W], positions never computed.
+        requests: int64 [W].
+        close_reason: [W].
+        complete: bool [W].
+        weight: float64 [W]; 0 means "histogram only, do not store the row".
+        row_version: int32 [W], 1 at first closing.
+        counts: uint32 or uint64 [W, L, E]. dropped: uint64 [W, L].
+        trailing: int64 [L, E] counts of the trailing reference, or None; one per group, so a
+            group never mixes references. trailing_id: its id, or "".
+    """
+
+    lane: LaneKey
+    phase: str
+    kind: WindowKind
+    size: int
+    stride: int
+    scope_kind: ScopeKind
+    scope_value: str
+    start: NDArray[np.int64]
+    first_time_us: NDArray[np.int64]
+    last_time_us: NDArray[np.int64]
+    close_time_us: NDArray[np.int64]
+    request: Sequence[str]
+    task: Sequence[str]
+    scene: Sequence[str]
+    node: Sequence[str]
+    seen: NDArray[np.int64]
+    expected: NDArray[np.int64]
+    lost: NDArray[np.int64]
+    unknown_gap: NDArray[np.bool_]
+    cached: NDArray[np.int64]
+    requests: NDArray[np.int64]
+    close_reason: Sequence[CloseReason]
+    complete: NDArray[np.bool_]
+    weight: NDArray[np.float64]
+    row_version: NDArray[np.int32]
+    counts: NDArray[np.uint32] | NDArray[np.uint64]
+    dropped: NDArray[np.uint64]
+    trailing: NDArray[np.int64] | None = None
+    trailing_id: str = ""
+
+    def __len__(self) -> int:
+        """Number of windows W."""
+        return len(self.start)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedWindows:
+    """A group with its metric values.
+
+    Attributes:
+        values: float64 [W, L, M] in the order of `moescope.core.metrics` columns; NaN = null.
+        tokens: int64 [W, L] = counts summed over experts / k.
+    """
+
+    group: WindowGroup
+    values: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramKey:
+    """Where a histogram increment belongs; one BLOB per key over all layers."""
+
+    lane: LaneKey
+    phase: str
+    minute_us: int
+    kind: WindowKind
+    size: int
+    stride: int
+    scope_kind: ScopeKind
+    scope_value: str
+    band: str
+
+
+Histograms = dict[HistogramKey, "NDArray[np.int64]"]
+"""Increments int64 [M, L, BINS]; corrections may be negative. Addition commutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedDelta:
+    """Additive part of a shared window: a time pane, a task's minute, or a step pane.
+
+    Attributes:
+        pane: time: start of the 1 s pane (µs); task: start of the minute (µs), 0 without
+            times; step: first step of the pane.
+        counts: uint32 or uint64 [L, E]; dropped: uint64 [L].
+        seen: accepted rows; lost; unknown_gap as in `WindowGroup`.
+        request_gaps: int64 [G]; time panes: how many (request, phase) had their first row of
+            this pane exactly g + 1 panes after their previous one (last entry: that or more,
+            or never before). The number of distinct requests in a window [a, b) of panes is
+            Σ over its panes p of Σ_{g > p − a} entries, so that it adds up over commits.
+        requests: task and step: requests first seen (additive).
+        scene_tokens: accepted rows per scene.
+        last_of_task: a row said that the task is over.
+    """
+
+    lane: LaneKey
+    phase: str
+    kind: WindowKind
+    scope_kind: ScopeKind
+    scope_value: str
+    pane: int
+    counts: NDArray[np.uint32] | NDArray[np.uint64]
+    dropped: NDArray[np.uint64]
+    seen: int
+    task: str = ""
+    lost: int = 0
+    unknown_gap: bool = False
+    first_time_us: int
+    last_time_us: int
+    request_gaps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    requests: int = 0
+    scene_tokens: Mapping[str, int] = field(default_factory=dict)
+    last_of_task: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrailingReference:
+    """A trailing reference that came into force: counts int64 [L, E]."""
+
+    reference_id: str
+    lane: LaneKey
+    phase: str
+    partition: str
+    effective_from_us: int
+    counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAccount:
+    """Ingest accounting of one record (table `batches`)."""
+
+    partition: str
+    offset: int
+    append_time_us: int
+    node: str
+    incarnation: int
+    sequence: int
+    model: str
+    revision: str
+    record_bytes: int
+    rows: int
+    accepted_rows: int
+    context_rows: int
+    padding_rows: int
+    recomputed_rows: int
+    stale_rows: int
+    late_rows: int
+    uncounted_phase_rows: int
+    suspicious_pairs: int
+    lost_rows: int
+    rejected_rows: int
+    verdict: str
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A record that could not be used, kept whole."""
+
+    partition: str
+    offset: int
+    append_time_us: int
+    reason: str
+    detail: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A producer as the partition sees it (table `producers`)."""
+
+    partition: str
+    node: str
+    incarnation: int
+    last_sequence: int
+    watermark_us: int
+    state: str
+    lost_rows: int
+    gaps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProgress:
+    """Offsets of one partition, committed together with the output.
+
+    Attributes:
+        emitted_to: Offset of the first record whose output is *not* in this or an earlier
+            commit.
+        replay_from: Where a restarted processor has to start reading to rebuild its memory.
+        replay_state: Opaque; small partition state as of `replay_from`.
+        closed_marks: Opaque; windows that closed early and must not open again, as of
+            `emitted_to`.
+        watermark_us: The partition's watermark after `emitted_to`.
+        step_low: Lowest step that an active training node still works on; `END_OF_TIME` when
+            none trains.
+        sealed: The partition was read to the end of a sealed log.
+    """
+
+    partition: str
+    domain: str
+    emitted_to: int
+    replay_from: int
+    replay_state: bytes
+    closed_marks: bytes
+    watermark_us: int
+    step_low: int
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """One commit of a processor."""
+
+    progress: tuple[PartitionProgress, ...]
+    windows: tuple[FinishedWindows, ...] = ()
+    histograms: Histograms = field(default_factory=dict)
+    deltas: tuple[SharedDelta, ...] = ()
+    batches: tuple[BatchAccount, ...] = ()
+    dead_letters: tuple[DeadLetter, ...] = ()
+    references: tuple[TrailingReference, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+
+
+class Finisher(Protocol):
+    """Finishing of closed windows, handed to the store by whoever wires the parts together."""
+
+    def __call__(self, group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
+        """Metric values of each window, and the histogram increments of the complete ones."""
+        ...
+
+
+class EmissionStore(Protocol):
+    """What a processor needs from a store."""
+
+    def load_progress(self) -> dict[str, PartitionProgress]:
+        """Progress of every partition as of the last commit."""
+        ...
+
+    def apply(self, emission: Emission) -> None:
+        """Write an emission and everything that follows from it in one transaction."""
+        ...
