@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+
+
+@pytest.fixture(scope="module")
+def readme(repository_root: Path) -> str:
+    """The front page."""
+    return (repository_root / "README.md").read_text()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """Code blocks of one language."""
+    return [body for found, body in BLOCK.findall(text) if found == language]
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """Commands of the shell blocks, without comments."""
+    return [
+        words
+        for body in blocks(text, "sh")
+        for line in body.splitlines()
+        if (words := shlex.split(line, comments=True))
+    ]
+
+
+def test_every_block_has_a_language_that_is_tested(readme: str) -> None:
+    """No code on the front page escapes the tests below."""
+    languages = {language for language, _ in BLOCK.findall(readme)}
+    assert languages
+    assert languages <= {"sh", "python", "sql"}
+
+
+def test_make_commands_are_targets(readme: str, repository_root: Path) -> None:
+    """The two commands of the front page exist under these names."""
+    targets = set(
+        re.findall(r"^([a-z][a-z-]*):", (repository_root / "Makefile").read_text(), re.MULTILINE)
+    )
+    used = {words[1] for words in shell_commands(readme) if words[0] == "make"}
+    assert {"demo", "test"} <= used
+    assert used <= targets
+
+
+def test_extras_exist(readme: str, repository_root: Path) -> None:
+    """Nobody is told to install an extra that the package does not have."""
+    project = tomllib.loads((repository_root / "pyproject.toml").read_text())["project"]
+    named = set(re.findall(r"\[(\w+)\]'", readme)) | set(re.findall(r"`\[(\w+)\]`", readme))
+    assert named
+    assert named <= set(project["optional-dependencies"])
+
+
+def test_every_shell_command_is_covered(readme: str) -> None:
+    """A command of a new kind on the front page needs a test that knows it."""
+    assert {words[0] for words in shell_commands(readme)} <= {"make", "pip", "moescope"}
+
+
+def test_python_blocks_run(readme: str, tmp_path: Path) -> None:
+    """The Python on the front page runs as it stands, in order, in an empty folder."""
+    code = "\n".join(blocks(readme, "python"))
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
+
+
+def test_links_lead_somewhere(readme: str, repository_root: Path) -> None:
+    """A link to a file of the repository names a file that exists."""
+    links = LINK.findall(readme)
+    assert links
+    assert [link for link in links if not (repository_root / link).exists()] == []
