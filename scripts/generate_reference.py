@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moescope.core.errors import MoescopeError
+from moescope.core.metrics import METRICS
 from moescope.core.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -58,6 +59,47 @@ def settings_page() -> str:
         "options of the command line; later ones win.",
         table(("setting", "variable", "type", "default", "meaning"), rows),
     )
+
+
+EXAMPLE_ROUTER = (64, 8)
+
+
+def metrics_page() -> str:
+    """What each stored metric is, and the values that it can take."""
+    rows = []
+    for metric in METRICS:
+        low, high = metric.bounds(*EXAMPLE_ROUTER)
+        rows.append(
+            (
+                f"`{metric.name}`",
+                f"{metric.summary}.",
+                f"`{metric.formula}`",
+                metric.unit,
+                metric.side.value,
+                "yes" if metric.alerts else "no",
+                metric.needs.value,
+                f"{low:.3g} to {high:.3g}",
+                str(metric.version),
+            )
+        )
+    experts, top_k = EXAMPLE_ROUTER
+    return document(
+        "# Metrics",
+        "One column of `windows` each. A window at a layer has counts `c_e` of `E` experts, "
+        "`n = Σ c_e` assignments (tokens × `k`), mean `m = n / E` and shares `p = c / n`; `q` is "
+        "the reference, and `p̃` the shares smoothed like it.",
+        "A metric whose bad side is `none` is context and never judged. A token selects `k` "
+        f"distinct experts, so no value lies outside of the attainable range, given here for "
+        f"{experts} experts and top-{top_k}. Values of different formula versions are never "
+        "compared.",
+        table(
+            (
+                "metric", "tells", "formula", "unit", "bad side", "alerts", "needs",
+                f"range at {experts} experts, top-{top_k}", "version",
+            ),
+            rows,
+        ),
+    )  # fmt: skip
 
 
 def import_everything() -> None:
@@ -110,6 +152,7 @@ def errors_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
+    "metrics.md": metrics_page,
     "errors.md": errors_page,
 }
 
