@@ -240,9 +240,8 @@ class PartitionProgress:
         emitted_to: Offset of the first record whose output is *not* in this or an earlier
             commit.
         replay_from: Where a restarted processor has to start reading to rebuild its memory.
-        replay_state: Opaque; small partition state as of `replay_from`.
-        closed_marks: Opaque; windows that closed early and must not open again, as of
-            `emitted_to`.
+        state: Opaque; small partition state as of `emitted_to` (deduplication, node watermarks,
+            row budget, trailing references, windows that closed early and must not reopen).
         watermark_us: The partition's watermark after `emitted_to`.
         step_low: Lowest step that an active training node still works on; `END_OF_TIME` when
             none trains.
@@ -253,8 +252,7 @@ class PartitionProgress:
     domain: str
     emitted_to: int
     replay_from: int
-    replay_state: bytes
-    closed_marks: bytes
+    state: bytes
     watermark_us: int
     step_low: int
     sealed: bool
