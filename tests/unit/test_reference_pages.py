@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from moescope.core.metrics import METRICS
+from moescope.core.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UP_TO_DATE, OUT_OF_DATE = 0, 1
+
+
+def generate(root: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the generator as `make docs` and `make check` do."""
+    return subprocess.run(
+        [sys.executable, "scripts/generate_reference.py", "--folder", folder, *options],
+        cwd=root,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def pages(repository_root: Path, tmp_path: Path) -> Path:
+    """A folder with freshly generated pages."""
+    outcome = generate(repository_root, tmp_path)
+    assert outcome.returncode == 0, outcome.stderr
+    return tmp_path
+
+
+def test_fresh_pages_pass_the_check(pages: Path, repository_root: Path) -> None:
+    """Generating twice gives the same text, so the check only fails for a reason."""
+    outcome = generate(repository_root, pages, "--check")
+    assert outcome.returncode == UP_TO_DATE, outcome.stdout
+
+
+def test_a_changed_page_fails_the_check(pages: Path, repository_root: Path) -> None:
+    """A page edited by hand is noticed, and the difference is shown."""
+    with (pages / "settings.md").open("a") as page:
+        page.write("edited by hand\n")
+    outcome = generate(repository_root, pages, "--check")
+    assert outcome.returncode == OUT_OF_DATE
+    assert "-edited by hand" in outcome.stdout
+
+
+def test_a_missing_page_fails_the_check(pages: Path, repository_root: Path) -> None:
+    """A new declaration without its page does not pass."""
+    (pages / "metrics.md").unlink()
+    assert generate(repository_root, pages, "--check").returncode == OUT_OF_DATE
+
+
+def test_pages_written_by_hand_are_left_alone(pages: Path, repository_root: Path) -> None:
+    """Only pages with the marker belong to the generator; a stale one goes away."""
+    marker = (pages / "errors.md").read_text().splitlines()[0]
+    (pages / "by-hand.md").write_text("# By hand\n")
+    (pages / "stale.md").write_text(f"{marker}\n\n# Gone from the code\n")
+    assert generate(repository_root, pages, "--check").returncode == OUT_OF_DATE
+    assert generate(repository_root, pages).returncode == 0
+    assert (pages / "by-hand.md").read_text() == "# By hand\n"
+    assert not (pages / "stale.md").exists()
+
+
+def test_every_declaration_has_a_row(pages: Path) -> None:
+    """Nothing that a user can set or read is missing from the reference."""
+    settings, metrics = (pages / "settings.md").read_text(), (pages / "metrics.md").read_text()
+    assert [s.name for s in SETTINGS if f"| `{s.name}` | `{s.variable}` |" not in settings] == []
+    assert [m.name for m in METRICS if f"| `{m.name}` |" not in metrics] == []
+
+
+def test_links_of_the_documentation_lead_somewhere(repository_root: Path) -> None:
+    """A page that is renamed or was never written leaves no dead link behind."""
+    dead = []
+    for page in (repository_root / "docs").rglob("*.md"):
+        for piece in page.read_text().split("](")[1:]:
+            target = piece.split(")")[0].split("#")[0]
+            if target and "://" not in target and not (page.parent / target).exists():
+                dead.append(f"{page.relative_to(repository_root)} -> {target}")
+    assert dead == []
