@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moescope.core import gap_planes
+from moescope.core.batch_checks import BatchError, check_batch
 from moescope.core.clock import NO_TIME
-from moescope.core.errors import InputError
+from moescope.core.quantise import quantise_entropy, quantise_log
 from moescope.core.vocabulary import (
     MAX_EXPERTS,
     Fidelity,
@@ -33,10 +35,6 @@ if TYPE_CHECKING:
 WIRE_VERSION = 1
 NO_START = -1
 """In `Requests.phase_starts`: this phase has no known start."""
-
-
-class BatchError(InputError):
-    """A routing batch's columns contradict each other or are out of range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,8 +222,8 @@ class Routes:
             expert_ids: [T, L, k], ids as the router gave them.
             experts: E.
             ranked: Whether column 0 is the top-1 by selection score or weight.
-            dropped: bool [T, L, k].
-            weights: [T, L, k] in the order of `expert_ids`.
+            dropped: bool [T, L, k], in the order of `expert_ids`.
+            weights: [T, L, k], in the order of `expert_ids`.
             weight_bits: 4, 8 or 16.
             entropy: [T, L], nats.
             margin: [T, L].
@@ -233,12 +231,31 @@ class Routes:
         Raises:
             BatchError: Shapes disagree or an id is negative or over `MAX_EXPERTS`.
         """
-        from moescope.core.wire.routes import routes_from_ids  # noqa: PLC0415 (cycle)
-
-        return routes_from_ids(
-            cls, expert_ids, experts, ranked=ranked, dropped=dropped, weights=weights,
-            weight_bits=weight_bits, entropy=entropy, margin=margin,
-        )  # fmt: skip
+        largest_id = _check_ids(expert_ids, experts)
+        _check_companions(expert_ids.shape, weights=weights, dropped=dropped)
+        _check_companions(expert_ids.shape[:2], entropy=entropy, margin=margin)
+        relabelling = gap_planes.popularity_relabelling(expert_ids, experts)
+        planes = gap_planes.rank_planes(expert_ids, relabelling, largest_id)
+        first = planes[0].copy() if ranked else None
+        order = None if weights is None and dropped is None else gap_planes.row_order(planes)
+        gaps = gap_planes.sorted_gaps(planes)
+        return cls(
+            gaps=gaps,
+            relabelling=relabelling,
+            top1=None if first is None else gap_planes.index_of_rank(gaps, first),
+            weights=None
+            if weights is None
+            else Quantised(
+                codes=_reordered(quantise_log(weights, weight_bits), order), bits=weight_bits
+            ),
+            entropy=None
+            if entropy is None
+            else Quantised(codes=_transposed(quantise_entropy(entropy, 8, experts)), bits=8),
+            margin=None
+            if margin is None
+            else Quantised(codes=_transposed(quantise_log(margin, 8)), bits=8),
+            dropped=None if dropped is None else _reordered(dropped, order),
+        )
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -249,20 +266,43 @@ class Routes:
     @cached_property
     def expert_ids(self) -> NDArray[np.uint16]:
         """Ids, uint16 [T, L, k], each row in ascending popularity-rank order."""
-        k, layers, tokens = self.gaps.shape
-        ranks = np.cumsum(self.gaps, axis=0, dtype=np.uint32)
-        experts = self.relabelling.shape[1]
-        table = np.broadcast_to(
-            np.arange(MAX_EXPERTS + 1, dtype=np.uint16), (layers, MAX_EXPERTS + 1)
-        )
-        inside = ranks < experts
-        rows = np.arange(layers)[None, :, None]
-        ids = np.where(
-            inside,
-            self.relabelling[rows, np.minimum(ranks, max(experts - 1, 0))] if experts else 0,
-            table[0][np.minimum(ranks, MAX_EXPERTS)],
-        )
-        return np.ascontiguousarray(ids.transpose(2, 1, 0)).reshape(tokens, layers, k)
+        return gap_planes.ids_from_gaps(self.gaps, self.relabelling)
+
+    @cached_property
+    def largest_rank(self) -> int:
+        """The largest popularity rank; below E when every id is valid."""
+        return gap_planes.largest_rank(self.gaps)
+
+
+def _check_ids(expert_ids: NDArray[np.integer[Any]], experts: int) -> int:
+    """Check readable ids and return the largest."""
+    if expert_ids.ndim != len(("tokens", "layers", "k")) or 0 in expert_ids.shape:
+        raise BatchError(f"Expert ids have shape {expert_ids.shape}, not [T, L, k] of at least 1")
+    if not np.issubdtype(expert_ids.dtype, np.integer):
+        raise BatchError(f"Expert ids are {expert_ids.dtype}, not integers")
+    if not 1 <= experts <= MAX_EXPERTS:
+        raise BatchError(f"{experts} experts, not 1 to {MAX_EXPERTS}")
+    smallest, largest = int(expert_ids.min()), int(expert_ids.max())
+    if smallest < 0 or largest > MAX_EXPERTS:
+        raise BatchError(f"Expert ids go from {smallest} to {largest}, not 0 to {MAX_EXPERTS}")
+    return largest
+
+
+def _check_companions(shape: tuple[int, ...], **columns: NDArray[Any] | None) -> None:
+    for name, column in columns.items():
+        if column is not None and column.shape != shape:
+            raise BatchError(f"{name} has shape {column.shape}, not {shape}")
+
+
+def _transposed(codes: NDArray[Any]) -> NDArray[Any]:
+    """Bring [T, L] into [L, T]."""
+    return np.ascontiguousarray(codes.T)
+
+
+def _reordered(values: NDArray[Any], order: NDArray[np.uint8] | None) -> NDArray[Any]:
+    """Bring [T, L, k] into planes [k, L, T], each row in its sorted order."""
+    planes = np.ascontiguousarray(values.transpose(2, 1, 0))
+    return planes if order is None else np.take_along_axis(planes, order, axis=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +383,6 @@ class RoutingBatch:
 
     def __post_init__(self) -> None:
         """Validate once; everything downstream relies on it."""
-        from moescope.core.batch_checks import check_batch  # noqa: PLC0415 (cycle)
-
         check_batch(self)
 
     @property
