@@ -56,6 +56,7 @@ _INT32_MAX = 2**31 - 1
 _ALL_FLAGS = int(sum(RowFlag))
 _CODE_DTYPES: dict[int, type[np.generic]] = {4: np.uint8, 8: np.uint8, 16: np.uint16}
 _UNPACKED_4_BIT_CODES = 16
+_CELLS_AT_A_TIME = 1 << 18
 
 
 class BatchError(InputError):
@@ -235,12 +236,22 @@ def _check_top1(
 
 def _check_permutations(relabelling: NDArray[np.uint16], layers: int, experts: int) -> None:
     _check_array("routes.relabelling", relabelling, np.uint16, (layers, experts))
-    if int(relabelling.max()) < experts:
-        seen = np.zeros((layers, experts), np.bool_)
-        seen[np.arange(layers)[:, None], relabelling] = True
-        if seen.all():
-            return
+    if int(relabelling.max()) < experts and _all_distinct(relabelling):
+        return
     raise BatchError(f"routes.relabelling: a row is no permutation of 0 … {experts - 1}")
+
+
+def _all_distinct(rows: NDArray[np.uint16]) -> bool:
+    """Whether no row repeats a value; every value is below the length of a row."""
+    experts = rows.shape[1]
+    step = max(1, _CELLS_AT_A_TIME // experts)
+    for start in range(0, len(rows), step):
+        some = rows[start : start + step]
+        seen = np.zeros(some.shape, np.bool_)
+        seen[np.arange(len(some))[:, None], some] = True
+        if not seen.all():
+            return False
+    return True
 
 
 def _check_quantised(name: str, quantised: Quantised, shape: tuple[int, ...]) -> None:

@@ -42,7 +42,7 @@ def popularity_relabelling(
     if tokens * k < 4 * experts:
         return np.tile(np.arange(experts, dtype=np.uint16), (layers, 1))
     sample = expert_ids[:: max(1, tokens // _SAMPLED_TOKENS)]
-    cells = np.minimum(sample, experts).astype(np.intp)
+    cells = np.minimum(sample.astype(np.intp), experts)
     cells += (np.arange(layers) * (experts + 1))[None, :, None]
     counts = np.bincount(cells.ravel(), minlength=layers * (experts + 1))
     counts = counts.reshape(layers, experts + 1)[:, :experts]
@@ -231,6 +231,7 @@ def largest_rank(gaps: NDArray[np.uint8] | NDArray[np.uint16]) -> int:
         for plane in chunk[1:]:
             ranks += plane
             if np.any(ranks < plane):  # wrapped around
-                return int(np.sum(flat, axis=0, dtype=np.uint32).max())
+                ranks = np.sum(chunk, axis=0, dtype=np.uint32)
+                break
         highest = max(highest, int(ranks.max()))
     return highest
