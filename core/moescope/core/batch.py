@@ -234,7 +234,7 @@ class Routes:
         largest_id = _check_ids(expert_ids, experts)
         _check_companions(expert_ids.shape, weights=weights, dropped=dropped)
         _check_companions(expert_ids.shape[:2], entropy=entropy, margin=margin)
-        relabelling = gap_planes.popularity_relabelling(expert_ids, experts)
+        relabelling = gap_planes.popularity_relabelling(expert_ids, experts, largest_id)
         planes = gap_planes.rank_planes(expert_ids, relabelling, largest_id)
         first = planes[0].copy() if ranked else None
         order = None if weights is None and dropped is None else gap_planes.row_order(planes)

@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BYTE_VALUES = 256
-_SAMPLED_TOKENS = 1_024
-"""Popularity is estimated from this many tokens: more costs time and gains no bytes."""
+_SAMPLED_TOKENS = 512
+"""Popularity is estimated from about this many tokens: twice as many take 0.2 % off the wire
+size and a tenth off the speed."""
+_ASSIGNMENTS_PER_EXPERT = 16
+"""With fewer, a layer's permutation takes more bytes than it saves."""
 _LARGEST_NETWORK = 32
 _CHUNK_BYTES = 1 << 16
 """Of one plane while sorting: all k planes of a chunk stay in the second-level cache."""
 
 
 def popularity_relabelling(
-    expert_ids: NDArray[np.integer[Any]], experts: int
+    expert_ids: NDArray[np.integer[Any]], experts: int, largest_id: int
 ) -> NDArray[np.uint16]:
     """Order each layer's experts by how often they appear, most popular first.
 
@@ -34,18 +37,21 @@ def popularity_relabelling(
     Args:
         expert_ids: [T, L, k]; ids ≥ `experts` are ignored.
         experts: E.
+        largest_id: The largest of the ids.
 
     Returns:
         uint16 [L, E]: the expert at each popularity rank.
     """
     tokens, layers, k = expert_ids.shape
-    if tokens * k < 4 * experts:
+    if tokens * k < _ASSIGNMENTS_PER_EXPERT * experts:
         return np.tile(np.arange(experts, dtype=np.uint16), (layers, 1))
     sample = expert_ids[:: max(1, tokens // _SAMPLED_TOKENS)]
-    cells = np.minimum(sample.astype(np.intp), experts)
-    cells += (np.arange(layers) * (experts + 1))[None, :, None]
-    counts = np.bincount(cells.ravel(), minlength=layers * (experts + 1))
-    counts = counts.reshape(layers, experts + 1)[:, :experts]
+    bins = experts + 1  # the last one for ids ≥ E
+    if largest_id >= experts:
+        sample = np.minimum(sample.astype(np.intp), experts)
+    cells = np.add(sample, (np.arange(layers) * bins)[None, :, None], dtype=np.intp)
+    counts = np.bincount(cells.ravel(), minlength=layers * bins)
+    counts = counts.reshape(layers, bins)[:, :experts]
     return np.argsort(-counts, axis=1, kind="stable").astype(np.uint16)
 
 
@@ -66,18 +72,30 @@ def rank_planes(
     size = max(relabelling.shape[1], largest_id + 1)
     dtype = np.uint8 if size <= _BYTE_VALUES else np.uint16
     planes = np.empty((k, layers, tokens), dtype)
+    ids = _by_layer(expert_ids, dtype)
     for layer in range(layers):
         table = np.arange(max(size, _BYTE_VALUES), dtype=dtype)
         table[relabelling[layer]] = np.arange(relabelling.shape[1], dtype=dtype)
-        planes[:, layer, :] = _look_up(table, expert_ids[:, layer, :]).T
+        planes[:, layer, :] = _look_up(table, ids[layer]).T
     return planes
+
+
+def _by_layer(
+    expert_ids: NDArray[np.integer[Any]], dtype: type[np.uint8 | np.uint16]
+) -> NDArray[np.uint8] | NDArray[np.uint16]:
+    """Bring [T, L, k] into [L, T, k], moving each row as one piece."""
+    tokens, layers, k = expert_ids.shape
+    narrow = np.ascontiguousarray(expert_ids, dtype=dtype)
+    rows = narrow.view(np.dtype((np.void, k * narrow.itemsize))).reshape(tokens, layers)
+    moved: NDArray[Any] = np.ascontiguousarray(rows.T).view(dtype)
+    return moved.reshape(layers, tokens, k)
 
 
 def _look_up(
     table: NDArray[Any], ids: NDArray[np.integer[Any]]
 ) -> NDArray[np.uint8] | NDArray[np.uint16]:
     if table.dtype == np.uint8:  # several times faster than indexing
-        translated = ids.astype(np.uint8).tobytes().translate(table.tobytes())
+        translated = ids.tobytes().translate(table.tobytes())
         return np.frombuffer(translated, np.uint8).reshape(ids.shape)
     found: NDArray[np.uint16] = table[ids]
     return found

@@ -19,9 +19,11 @@ def to_byte_planes(values: NDArray[np.unsignedinteger[Any]], width: int) -> byte
     """Lay the `width` low bytes of each value out in planes."""
     if width == values.itemsize == 1:
         return values.tobytes()
-    little = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<"))
-    columns = little.reshape(-1, 1).view(np.uint8)
-    return np.ascontiguousarray(columns[:, :width].T).tobytes()
+    flat = values.reshape(-1)
+    planes = np.empty((width, len(flat)), np.uint8)
+    for plane in range(width):
+        planes[plane] = flat >> flat.dtype.type(8 * plane)
+    return planes.tobytes()
 
 
 def from_byte_planes(
@@ -41,6 +43,7 @@ def from_byte_planes(
     if dtype.itemsize == 1:
         return flat
     columns = flat.reshape(width, -1)
-    little = np.zeros((columns.shape[1], dtype.itemsize), np.uint8)
-    little[:, :width] = columns.T
-    return little.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(-1)
+    values: NDArray[np.unsignedinteger[Any]] = columns[0].astype(dtype)
+    for plane in range(1, width):
+        values |= columns[plane].astype(dtype) << dtype.type(8 * plane)
+    return values
