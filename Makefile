@@ -48,3 +48,7 @@ bench: setup-dev ## measure speed on this machine
 
 fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)
+
+ROUNDS ?= 20
+faults: setup-dev ## tests that kill processes, ROUNDS=20 times, each with a new seed
+	for round in $$(seq $(ROUNDS)); do $(PYTEST) -m "not engines" -k "kill or crash" $(ARGS); done

@@ -7,22 +7,23 @@ by hand and left alone.
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
-import importlib
-import pkgutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from moescope.core.errors import MoescopeError
 from moescope.core.metrics import METRICS
 from moescope.core.settings import SETTINGS
+from moescope.core.tables import TABLES, VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 MARKER = "<!-- Written by `make docs` from the code: change the declaration, not this page. -->"
+ROOT_ERROR = "MoescopeError"
 COMPONENTS = ("core", "producers", "processors", "storage", "jobs", "console")
 
 
@@ -102,34 +103,104 @@ def metrics_page() -> str:
     )  # fmt: skip
 
 
-def import_everything() -> None:
-    """Import each module, so that every error class exists."""
+def tables_page() -> str:
+    """Every table and view with its columns."""
+    introduction = (
+        "Names are an interface: they are migrated, never silently changed. Times are UTC. "
+        "Columns named `…_us` hold microseconds since the epoch. Tables marked internal are not "
+        "shown to queries."
+    )
+    parts = ["# Tables and views", introduction, "## Views"]
+    for view in VIEWS:
+        columns = ((f"`{name}`", meaning) for name, meaning in view.columns)
+        parts += [f"### `{view.name}`", view.doc, table(("column", "meaning"), columns)]
+    parts.append("## Tables")
+    for declared in TABLES:
+        key = ", ".join(f"`{name}`" for name in declared.key) or "none"
+        rows = (
+            (
+                f"`{column.name}`",
+                f"`{column.type}`",
+                "yes" if column.nullable else "no",
+                column.doc,
+            )
+            for column in declared.columns
+        )
+        parts += [
+            f"### `{declared.name}`",
+            declared.doc + ("" if declared.exported else " Internal."),
+            f"Key: {key}. Kept: {declared.retention.rstrip('.')}.",
+            table(("column", "type", "null", "meaning"), rows),
+        ]
+    return document(*parts)
+
+
+def class_definitions() -> Iterator[tuple[str, ast.ClassDef]]:
+    """Module and definition of each class of the sources.
+
+    Read without importing: some modules cost seconds, and some need what is not installed here.
+    """
     for component in COMPONENTS:
-        package = importlib.import_module(f"moescope.{component}")
-        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            if not module.name.endswith(".__main__"):
-                importlib.import_module(module.name)
+        for path in sorted((ROOT / component).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT / component).with_suffix("").parts)
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    yield module.removesuffix(".__init__"), node
 
 
-def subclasses(kind: type[MoescopeError]) -> Iterator[type[MoescopeError]]:
-    """A class and all classes below it, parents first."""
-    yield kind
-    for child in sorted(kind.__subclasses__(), key=lambda found: found.__name__):
-        yield from subclasses(child)
+def class_constants(node: ast.ClassDef) -> dict[str, object]:
+    """Names that the class body sets to a literal."""
+    constants: dict[str, object] = {}
+    for line in node.body:
+        targets = line.targets if isinstance(line, ast.Assign) else []
+        if isinstance(line, ast.AnnAssign):
+            targets = [line.target]
+        value = getattr(line, "value", None)
+        if isinstance(value, ast.Constant):
+            constants |= {to.id: value.value for to in targets if isinstance(to, ast.Name)}
+    return constants
+
+
+def error_classes() -> list[type[Any]]:
+    """`MoescopeError` and all classes below it, sorted, rebuilt from their definitions.
+
+    Python itself then says what they inherit, several bases included.
+    """
+    waiting = list(class_definitions())
+    rebuilt: dict[str, type[Any]] = {}
+    progress = True
+    while progress:
+        progress = False
+        for module, node in list(waiting):
+            bases = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+            pending = {other.name for _, other in waiting if other.name.endswith("Error")}
+            known = tuple(rebuilt[base] for base in bases if base in rebuilt)
+            if node.name == ROOT_ERROR or (known and pending.isdisjoint(bases)):
+                rebuilt[node.name] = type(
+                    node.name,
+                    known or (object,),
+                    {
+                        **class_constants(node),
+                        "__module__": module,
+                        "__doc__": ast.get_docstring(node),
+                    },
+                )
+                waiting.remove((module, node))
+                progress = True
+    return sorted(rebuilt.values(), key=lambda kind: (kind.__module__, kind.__name__))
 
 
 def errors_page() -> str:
     """One row per error class."""
-    import_everything()
     rows = [
         (
             f"`{kind.__name__}`",
             f"`{kind.__module__}`",
             str(kind.exit_code),
             "yes" if kind.retriable else "no",
-            (kind.__doc__ or "").strip().splitlines()[0],
+            (kind.__doc__ or "").partition("\n")[0],
         )
-        for kind in dict.fromkeys(subclasses(MoescopeError))
+        for kind in error_classes()
     ]
     exit_codes = (
         ("0", "fine"),
@@ -153,6 +224,7 @@ def errors_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
+    "tables.md": tables_page,
     "errors.md": errors_page,
 }
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from moescope.core import errors
 from moescope.core.metrics import METRICS
 from moescope.core.settings import SETTINGS
+from moescope.core.tables import TABLES, VIEWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +73,28 @@ def test_every_declaration_has_a_row(pages: Path) -> None:
     settings, metrics = (pages / "settings.md").read_text(), (pages / "metrics.md").read_text()
     assert [s.name for s in SETTINGS if f"| `{s.name}` | `{s.variable}` |" not in settings] == []
     assert [m.name for m in METRICS if f"| `{m.name}` |" not in metrics] == []
+    relations = (pages / "tables.md").read_text()
+    names = [*(declared.name for declared in TABLES), *(view.name for view in VIEWS)]
+    assert [name for name in names if f"### `{name}`\n" not in relations] == []
+
+
+def test_errors_are_those_that_python_sees(pages: Path) -> None:
+    """Exit codes are inherited on the page as they are in the code."""
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in (pages / "errors.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    core = [row for row in rows if row[1] == "moescope.core.errors"]
+    assert sorted(row[0] for row in core) == sorted(
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.MoescopeError)
+    )
+    for name, _, exit_code, retriable, _ in core:
+        kind = getattr(errors, name)
+        assert exit_code == str(kind.exit_code)
+        assert retriable == ("yes" if kind.retriable else "no")
 
 
 def test_links_of_the_documentation_lead_somewhere(repository_root: Path) -> None:
