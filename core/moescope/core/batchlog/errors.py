@@ -53,9 +53,7 @@ class BatchLogAppendError(BatchLogError):
 
     exit_code: ClassVar[int] = 3
 
-    def __init__(
-        self, what: str, *, why: str = "", next_step: str = "", appended: int = 0
-    ) -> None:
+    def __init__(self, what: str, *, why: str = "", next_step: str = "", appended: int = 0) -> None:
         super().__init__(what, why=why, next_step=next_step)
         self.appended = appended
 

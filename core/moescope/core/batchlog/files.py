@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from moescope.core.batchlog.errors import (
     BatchLogFormatError,
     BatchLogReadError,
     BatchLogWriteError,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 FieldType = TypeVar("FieldType")
 
@@ -118,8 +120,10 @@ def field(path: Path, document: dict[str, Any], name: str, kind: type[FieldType]
         BatchLogFormatError: It is missing, of another type, or a negative number.
     """
     value = document.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool) or (
-        isinstance(value, int) and value < 0
+    if (
+        not isinstance(value, kind)
+        or isinstance(value, bool)
+        or (isinstance(value, int) and value < 0)
     ):
         raise _damaged(path, f"Its field {name!r} is {value!r}, not a valid {kind.__name__}.")
     return value

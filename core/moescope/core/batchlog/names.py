@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import string
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from moescope.core.batchlog.errors import BatchLogUsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SEGMENT_SUFFIX: Final = ".seg"
 _SEGMENT_NAME: Final = re.compile(r"([0-9]{20})\.seg")
