@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+DROPS_UNKNOWN = 2**64 - 1
+"""Stands for "the producer does not tell" in uint64 counts of dropped assignments."""
+
+
 class Side(StrEnum):
     """Where a metric's bad values are; `none` marks context that is never judged."""
 

@@ -1,0 +1,1 @@
+"""Roll-up of routing batches into windows: sources, gates, kernels, metric arithmetic."""
