@@ -1,0 +1,91 @@
+"""All partitions of one processor, and what they hand out at a commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from moescope.core.emission import Emission, FinishedWindows, Histograms
+from moescope.processors.partition import Partition
+
+if TYPE_CHECKING:
+    from moescope.core.emission import Finisher, PartitionProgress, WindowGroup
+    from moescope.processors.config import WindowConfig
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedEmission:
+    """An emission whose closed token windows have no metric values yet."""
+
+    emission: Emission
+    groups: tuple[WindowGroup, ...]
+
+    def finish(self, finisher: Finisher) -> Emission:
+        """Compute the metric values; needs no state, so it may run on another thread."""
+        windows: list[FinishedWindows] = []
+        histograms: Histograms = {}
+        for group in self.groups:
+            finished, increments = finisher(group)
+            windows.append(finished)
+            add_histograms(histograms, increments)
+        return replace(self.emission, windows=tuple(windows), histograms=histograms)
+
+
+def add_histograms(into: Histograms, increments: Histograms) -> None:
+    """Add increments key by key."""
+    for key, counts in increments.items():
+        held = into.get(key)
+        into[key] = counts if held is None else held + counts
+
+
+class Engine:
+    """Owns the partitions; one thread at a time.
+
+    Args:
+        config: declared windows.
+        progress: progress of every partition as of the last commit.
+    """
+
+    def __init__(self, config: WindowConfig, progress: dict[str, PartitionProgress]) -> None:
+        self._config = config
+        self._progress = dict(progress)
+        self.partitions: dict[str, Partition] = {}
+        self._touched: set[str] = set()
+
+    def partition(self, name: str, domain: str) -> Partition:
+        """A partition, opened at its committed place."""
+        known = self.partitions.get(name)
+        if known is None:
+            known = Partition(name, domain, self._config, self._progress.get(name))
+            self.partitions[name] = known
+        return known
+
+    def touch(self, name: str) -> None:
+        """Mark a partition as having something to commit."""
+        self._touched.add(name)
+
+    def take(self) -> UnfinishedEmission | None:
+        """Everything since the last call, or None when there is nothing."""
+        if not self._touched:
+            return None
+        progress, groups, deltas, references = [], [], [], []
+        batches, dead_letters, nodes = [], [], []
+        for name in sorted(self._touched):
+            moved, output, statuses = self.partitions[name].take()
+            progress.append(moved)
+            groups += output.groups
+            deltas += output.deltas
+            references += output.references
+            batches += output.batches
+            dead_letters += output.dead_letters
+            nodes += statuses
+        self._touched.clear()
+        emission = Emission(
+            progress=tuple(progress),
+            deltas=tuple(deltas),
+            batches=tuple(batches),
+            dead_letters=tuple(dead_letters),
+            references=tuple(references),
+            nodes=tuple(nodes),
+        )
+        return UnfinishedEmission(emission, tuple(groups))

@@ -1,0 +1,500 @@
+"""One lane of one partition: rolls batches up and keeps what is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+from moescope.core.vocabulary import (
+    MAX_SCENES,
+    OTHER_SCENE,
+    UNCOUNTED_FLAGS,
+    UNKNOWN_SCENE,
+    Phase,
+    RowFlag,
+)
+from moescope.processors.kernels.advance import close_due, flush_tasks, seal_slots
+from moescope.processors.kernels.apply import apply_ops
+from moescope.processors.kernels.count import count_dropped, count_rows, mark_identical
+from moescope.processors.kernels.plan import (
+    COUNTERS,
+    N_ACCEPTED,
+    N_CELLS,
+    N_CLOSED,
+    N_IDENTICAL,
+    N_LATE,
+    N_OPS,
+    N_ROW,
+    N_STALE,
+    N_TASKS,
+    plan,
+)
+from moescope.processors.kernels.records import (
+    AGE_US,
+    CELL,
+    CLOSED,
+    CONTEXT,
+    COUNTABLE,
+    FORGET_US,
+    MINUTE_US,
+    NONE,
+    SILENCE_US,
+    SKIPPED,
+    TASK_PIECE,
+)
+from moescope.processors.lane_output import LaneOutput
+from moescope.processors.panes import UNKNOWN_DROPS
+from moescope.processors.request_slots import RequestSlots
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moescope.core.batch import Requests, RoutingBatch
+    from moescope.core.emission import LaneKey
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.row_sampling import RowSampling
+
+CELL_BYTES = 16 << 20
+MOST_CELLS = 2048
+ALL_ZERO_ROWS = 64
+_UNCOUNTED_PHASES = (int(Phase.WARMUP), int(Phase.DRAFT))
+
+
+@dataclass(slots=True)
+class RowAccount:
+    """What became of a record's rows."""
+
+    rows: int = 0
+    accepted: int = 0
+    context: int = 0
+    padding: int = 0
+    recomputed: int = 0
+    stale: int = 0
+    late: int = 0
+    uncounted_phase: int = 0
+    suspicious_pairs: int = 0
+    reasons: tuple[str, ...] = ()
+
+
+class Lane:
+    """Everything of one partition that shares a `LaneKey`."""
+
+    def __init__(
+        self, key: LaneKey, partition: str, config: WindowConfig, sampling: RowSampling
+    ) -> None:
+        self.key = key
+        self._config = config
+        self._layers = len(key.layers)
+        self._experts = key.experts
+        self._requests = RequestSlots(self._layers, self._experts, config)
+        self._nodes: dict[int, str] = {}
+        self._scenes: list[str] = []
+        self._scene_id: dict[str, int] = {}
+        self._task_names: dict[int, str] = {}
+        self._deadline = NO_TIME
+        self._flushed_minute = NO_TIME
+        self.output = LaneOutput(key, partition, config, sampling, self._scene_name)
+        width = self._layers * self._experts
+        self._most_cells = int(np.clip(CELL_BYTES // (2 * max(width, 1)), 64, MOST_CELLS))
+        accumulators = self._requests.windows.shape[1]
+        self._cells = np.zeros(self._most_cells, CELL)
+        self._cell_counts = np.zeros((self._most_cells, width), np.uint16)
+        self._cell_dropped = np.zeros((self._most_cells, self._layers), np.uint64)
+        room = self._most_cells + 1
+        self._closed = np.zeros(room * (2 * accumulators + 1), CLOSED)
+        self._pieces = np.zeros(3 * room + 8, TASK_PIECE)
+        self._ops = np.zeros((room * (2 * accumulators + 5) + 64, 4), np.int64)
+
+    # ---- what a batch brings -------------------------------------------------------------
+
+    def roll_up(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+        """Roll a batch up. With `live` false only memory is rebuilt and nothing is handed out."""
+        if batch.tokens is not None:
+            return self._roll_up_rows(batch, offset, live=live)
+        return self._roll_up_blocks(batch, offset, live=live)
+
+    def _roll_up_rows(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+        tokens, routes = batch.tokens, batch.routes
+        assert tokens is not None  # noqa: S101 (narrowing; the batch was validated)
+        assert routes is not None  # noqa: S101
+        account, status = _classify(tokens.phase, tokens.flags)
+        total = len(tokens)
+        identical = np.zeros(total, np.bool_)
+        mark_identical(routes.gaps, tokens.request, tokens.position, identical)
+        times = tokens.event_time_us
+        if times is None:
+            times = np.full(total, NO_TIME, np.int64)
+        steps = tokens.step if tokens.step is not None and self._config.step_pane else None
+        skipped_layers = np.zeros(self._layers, np.bool_)
+        if self.key.top_k == 1 and self._experts > 1 and total >= ALL_ZERO_ROWS:
+            skipped_layers = ((routes.gaps[0] == 0) & (routes.relabelling[:, :1] == 0)).all(axis=1)
+            if skipped_layers.any():
+                account.reasons += ("all_zero_layer",)
+
+        def count(
+            begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint16],
+            dropped: NDArray[np.uint64],
+        ) -> None:  # fmt: skip
+            account.suspicious_pairs += count_rows(
+                routes.gaps, routes.relabelling, skipped_layers, begin, end, cell_of_row,
+                counts.reshape(len(counts), self._layers, self._experts),
+            )  # fmt: skip
+            if routes.dropped is not None:
+                count_dropped(routes.dropped, begin, end, cell_of_row, dropped)
+            else:
+                dropped[:] = UNKNOWN_DROPS
+
+        self._run(
+            batch, offset, live, account,
+            request=tokens.request, position=tokens.position,
+            row_tokens=np.ones(total, np.int32), phase=tokens.phase, status=status,
+            flags=tokens.flags, identical=identical, first_time=times, last_time=times,
+            step=steps, count=count, cell_counts=self._cell_counts, with_panes=True,
+        )  # fmt: skip
+        if account.suspicious_pairs:
+            account.reasons += ("suspicious_rows",)
+        return account
+
+    def _roll_up_blocks(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+        account = RowAccount()
+        blocks = batch.token_blocks
+        if blocks is not None and len(blocks):
+            account, status = _classify(blocks.phase, blocks.flags, blocks.tokens)
+            total = len(blocks)
+            times = blocks.first_time_us
+            first = np.full(total, NO_TIME, np.int64) if times is None else times
+            last = first if blocks.last_time_us is None else blocks.last_time_us
+            width = self._layers * self._experts
+            source = blocks.counts.reshape(total, width)
+
+            def count(
+                begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint32],
+                dropped: NDArray[np.uint64],
+            ) -> None:  # fmt: skip
+                rows = np.arange(begin, end)
+                cell = cell_of_row[begin:end]
+                rows, cell = rows[cell >= 0], cell[cell >= 0]
+                counts[cell] = source[rows]
+                if blocks.dropped is not None:
+                    dropped[cell] = blocks.dropped[rows]
+                else:
+                    dropped[:] = UNKNOWN_DROPS
+
+            self._run(
+                batch, offset, live, account,
+                request=blocks.request, position=blocks.start_position,
+                row_tokens=blocks.tokens, phase=blocks.phase, status=status,
+                flags=blocks.flags, identical=np.zeros(total, np.bool_),
+                first_time=first, last_time=last,
+                step=blocks.step if self._config.step_pane else None, count=count,
+                cell_counts=np.zeros((self._most_cells, width), np.uint32), with_panes=False,
+            )  # fmt: skip
+        if batch.time_blocks is not None and live:
+            self.output.add_time_blocks(batch.time_blocks, batch.header.node, self._scene)
+        return account
+
+    def _run(
+        self,
+        batch: RoutingBatch,
+        offset: int,
+        live: bool,  # noqa: FBT001
+        account: RowAccount,
+        *,
+        request: NDArray[np.int32],
+        position: NDArray[np.int32],
+        row_tokens: NDArray[np.int32],
+        phase: NDArray[np.uint8],
+        status: NDArray[np.uint8],
+        flags: NDArray[np.uint8],
+        identical: NDArray[np.bool_],
+        first_time: NDArray[np.int64],
+        last_time: NDArray[np.int64],
+        step: NDArray[np.int64] | None,
+        count: Any,  # noqa: ANN401 (a closure over the batch's own planes)
+        cell_counts: NDArray[Any],
+        with_panes: bool,
+    ) -> None:
+        requests = self._requests
+        slot_of_request = requests.claim(batch.requests.ids)
+        node = batch.header.node
+        for slot in slot_of_request.tolist():
+            self._nodes[slot] = node
+        anchors, unanchored = phase_anchors(batch.requests)
+        tasks = np.array([self._task(name) for name in batch.requests.tasks], np.int64)
+        scenes = np.array([self._scene(name) for name in batch.requests.scenes], np.int64)
+        total = len(request)
+        cell_of_row = np.full(total, NONE, np.int32)
+        steps = np.zeros(0, np.int64) if step is None else step
+        n = np.zeros(COUNTERS, np.int64)
+        begin = 0
+        while begin < total:
+            n[:] = 0
+            plan(
+                begin, request, position, row_tokens, phase, status, flags, identical,
+                first_time, last_time, steps, slot_of_request, anchors, unanchored, tasks,
+                scenes, requests.slots, requests.windows, requests.specs, self._config.border,
+                self._config.gap_limit, 0 if step is None else self._config.step_pane, offset,
+                cell_of_row, self._cells, self._closed, self._pieces, self._ops, n,
+            )  # fmt: skip
+            end, used = int(n[N_ROW]), int(n[N_CELLS])
+            counts, dropped = cell_counts[:used], self._cell_dropped[:used]
+            counts[:] = 0
+            dropped[:] = 0
+            count(begin, end, cell_of_row, counts, dropped)
+            self._carry_out(n, counts, dropped, live=live)
+            if live and used:
+                self.output.add_cells(
+                    self._cells, used, counts, dropped, scenes, node, with_panes=with_panes
+                )
+            account.accepted += int(n[N_ACCEPTED])
+            account.stale += int(n[N_STALE])
+            account.late += int(n[N_LATE])
+            if n[N_IDENTICAL]:
+                account.suspicious_pairs += int(n[N_IDENTICAL]) * self._layers
+                account.reasons += ("identical_rows",)
+            begin = end
+        gone = np.unique(slot_of_request)
+        self._release(gone[requests.slots["phase"][gone] == NONE])
+
+    def _carry_out(
+        self,
+        n: NDArray[np.int64],
+        counts: NDArray[np.unsignedinteger[Any]],
+        dropped: NDArray[np.uint64],
+        *,
+        live: bool,
+    ) -> None:
+        requests = self._requests
+        n_closed, n_pieces = int(n[N_CLOSED]), int(n[N_TASKS])
+        width = self._layers * self._experts
+        closed_counts = np.empty((n_closed, width), np.uint16)
+        closed_dropped = np.empty((n_closed, self._layers), np.uint64)
+        piece_counts = np.zeros((n_pieces, width), np.uint32)
+        piece_dropped = np.zeros((n_pieces, self._layers), np.uint64)
+        apply_ops(
+            self._ops, int(n[N_OPS]), counts, dropped, requests.window_counts,
+            requests.window_dropped, requests.task_counts, requests.task_dropped,
+            closed_counts, closed_dropped, piece_counts, piece_dropped, self._config.task,
+        )  # fmt: skip
+        if not live:
+            return
+        if n_closed:
+            closed = self._closed[:n_closed].copy()
+            slots = closed["slot"].tolist()
+            self.output.add_closed(
+                closed, closed_counts, closed_dropped,
+                [requests.names[slot] for slot in slots],
+                [self._task_names[task] for task in closed["task"].tolist()],
+                [self._nodes[slot] for slot in slots],
+            )  # fmt: skip
+        if n_pieces and self._config.task:
+            pieces = self._pieces[:n_pieces].copy()
+            self.output.add_pieces(
+                pieces, piece_counts, piece_dropped,
+                [self._task_names[task] for task in pieces["task"].tolist()],
+            )  # fmt: skip
+
+    # ---- what time brings ----------------------------------------------------------------
+
+    def advance(self, watermark: int, *, live: bool) -> None:
+        """Close what the watermark has overtaken, hand out task minutes, forget the silent."""
+        requests = self._requests
+        if watermark >= self._deadline:
+            open_windows = requests.windows["open"] != 0
+            due = np.flatnonzero(open_windows.any(axis=1))
+            if len(due):
+                self._close(watermark, due, live=live)
+            self._deadline = self._next_deadline(watermark)
+        minute = watermark // MINUTE_US
+        if minute > self._flushed_minute:
+            self._flushed_minute = minute
+            timed = requests.slots["last_time"] != NO_TIME
+            due = np.flatnonzero(
+                (requests.slots["task_seen"] > 0) & timed & (requests.slots["task_minute"] < minute)
+            )
+            self._flush_tasks(due, live=live)
+            silent = timed & (requests.slots["last_time"] <= watermark - FORGET_US)
+            self._release(np.flatnonzero(silent & (requests.slots["live"] != 0)))
+
+    def _next_deadline(self, watermark: int) -> int:
+        requests = self._requests
+        open_windows = requests.windows["open"] != 0
+        timed = open_windows & (requests.windows["first_time"] != NO_TIME)
+        if not timed.any():
+            return watermark + SILENCE_US // 3
+        silent = requests.slots["last_time"][timed.any(axis=1)].min() + SILENCE_US
+        aged = requests.windows["first_time"][timed].min() + AGE_US
+        # A window that opens later may be silent before any of these.
+        return int(min(silent, aged, watermark + SILENCE_US // 3))
+
+    def _close(self, watermark: int, due: NDArray[np.int64], *, live: bool) -> None:
+        requests = self._requests
+        step = max(1, (len(self._closed) - 2) // max(requests.windows.shape[1], 1))
+        for begin in range(0, len(due), step):
+            n = np.zeros(COUNTERS, np.int64)
+            close_due(
+                due[begin : begin + step], watermark, requests.slots, requests.windows,
+                requests.specs, self._closed, self._ops, n,
+            )  # fmt: skip
+            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+
+    def _flush_tasks(self, due: NDArray[np.int64], *, live: bool) -> None:
+        step = len(self._pieces) - 4
+        for begin in range(0, len(due), step):
+            n = np.zeros(COUNTERS, np.int64)
+            flush_tasks(
+                due[begin : begin + step], self._requests.slots, self._pieces, self._ops, n
+            )  # fmt: skip
+            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+
+    def seal(self, *, live: bool) -> None:
+        """Close everything: the partition was read to its sealed end."""
+        requests = self._requests
+        everyone = requests.live()
+        step = max(1, (len(self._closed) - 2) // max(requests.windows.shape[1], 1))
+        step = min(step, len(self._pieces) - 4)
+        for begin in range(0, len(everyone), step):
+            n = np.zeros(COUNTERS, np.int64)
+            seal_slots(
+                everyone[begin : begin + step], requests.slots, requests.windows,
+                requests.specs, self._closed, self._pieces, self._ops, n,
+            )  # fmt: skip
+            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+        self._release(everyone)
+
+    # ---- memory --------------------------------------------------------------------------
+
+    def lowest_open_offset(self) -> int | None:
+        """Lowest record offset that something open still needs."""
+        return self._requests.lowest_open_offset()
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a restart cannot rebuild from the records it replays."""
+        values, arrays = self.output.state()
+        values["scenes"] = self._scenes
+        values["closed_early"] = self._closed_early()
+        return values, arrays
+
+    def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Take over a saved state, before replay."""
+        self._scenes = []
+        self._scene_id = {}
+        for name in values["scenes"]:
+            self._scene(name)
+        self.output.restore(values, arrays)
+
+    def finish_replay(self, values: dict[str, Any] | None, watermark: int) -> None:
+        """Bring memory rebuilt from replayed records to where the last commit stood.
+
+        Windows that closed early are marked, so that they do not open again; what the watermark
+        had already closed or handed out is thrown away.
+        """
+        requests = self._requests
+        for mark in values["closed_early"] if values else []:
+            slot = int(requests.claim([mark["request"]])[0])
+            state = requests.slots[slot]
+            self._nodes.setdefault(slot, mark["node"])
+            if state["phase"] == NONE:
+                state["phase"] = mark["phase"]
+                state["last_position"] = mark["last_position"]
+                state["last_time"] = mark["last_time"]
+                state["last_pane"] = NO_TIME
+            if state["phase"] != mark["phase"]:
+                continue
+            window = requests.windows[slot, mark["accumulator"]]
+            window["closed_early"] = max(int(window["closed_early"]), mark["index"])
+            if window["open"] and window["index"] <= window["closed_early"]:
+                requests.drop_open(slot, mark["accumulator"])
+        self._deadline = NO_TIME
+        self._flushed_minute = NO_TIME
+        if watermark != NO_TIME:
+            self.advance(watermark, live=False)
+
+    def _closed_early(self) -> list[dict[str, Any]]:
+        requests = self._requests
+        marks = []
+        for slot, accumulator in np.argwhere(requests.windows["closed_early"] >= 0).tolist():
+            state, window = requests.slots[slot], requests.windows[slot, accumulator]
+            if state["live"]:
+                marks.append(
+                    {
+                        "request": requests.names[slot],
+                        "node": self._nodes[slot],
+                        "phase": int(state["phase"]),
+                        "accumulator": accumulator,
+                        "index": int(window["closed_early"]),
+                        "last_position": int(state["last_position"]),
+                        "last_time": int(state["last_time"]),
+                    }
+                )
+        return marks
+
+    def _release(self, slots: NDArray[np.int64]) -> None:
+        self._requests.release(slots)
+        for slot in slots.tolist():
+            self._nodes.pop(slot, None)
+        if len(self._task_names) > 4 * len(self._requests) + 4096:
+            known = set(self._requests.slots["task"].tolist())
+            self._task_names = {t: name for t, name in self._task_names.items() if t in known}
+
+    def _task(self, name: str) -> int:
+        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        task = int.from_bytes(digest, "little", signed=True)
+        self._task_names[task] = name
+        return task
+
+    def _scene(self, name: str) -> int:
+        name = name or UNKNOWN_SCENE
+        known = self._scene_id.get(name)
+        if known is None:
+            if len(self._scenes) >= MAX_SCENES and name != OTHER_SCENE:
+                return self._scene(OTHER_SCENE)
+            known = len(self._scenes)
+            self._scenes.append(name)
+            self._scene_id[name] = known
+        return known
+
+    def _scene_name(self, scene: int) -> str:
+        return self._scenes[scene]
+
+
+def phase_anchors(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where token windows of each phase start.
+
+    Returns:
+        Anchors int64 [R, phases] = max(phase start, cached tokens), and bool [R, phases]: the
+        phase has no anchor (decode with an unknown start), so it forms no token windows.
+    """
+    starts = requests.phase_starts.astype(np.int64)
+    unanchored = np.zeros(starts.shape, np.bool_)
+    unanchored[:, Phase.DECODE] = starts[:, Phase.DECODE] < 0
+    anchors = np.maximum(np.maximum(starts, 0), requests.cached_tokens[:, None].astype(np.int64))
+    return anchors, unanchored
+
+
+def _classify(
+    phase: NDArray[np.uint8], flags: NDArray[np.uint8], tokens: NDArray[np.int32] | None = None
+) -> tuple[RowAccount, NDArray[np.uint8]]:
+    weight = np.ones(len(phase), np.int64) if tokens is None else tokens
+    context = (flags & RowFlag.CONTEXT) != 0
+    padding = ~context & ((flags & RowFlag.PADDING) != 0)
+    recomputed = ~context & ~padding & ((flags & RowFlag.RECOMPUTED) != 0)
+    uncounted = np.isin(phase, _UNCOUNTED_PHASES) & ((flags & int(UNCOUNTED_FLAGS)) == 0)
+    status = np.full(len(phase), COUNTABLE, np.uint8)
+    status[padding | recomputed | uncounted] = SKIPPED
+    status[context] = CONTEXT
+    account = RowAccount(
+        rows=int(weight.sum()),
+        context=int(weight[context].sum()),
+        padding=int(weight[padding].sum()),
+        recomputed=int(weight[recomputed].sum()),
+        uncounted_phase=int(weight[uncounted].sum()),
+    )
+    return account, status
+
+
+__all__ = ["Lane", "RowAccount", "phase_anchors"]

@@ -1,0 +1,404 @@
+"""What a lane hands to the store: closed token windows, deltas of shared windows, references."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
+from moescope.core.vocabulary import CloseReason, Phase, ScopeKind, WindowKind
+from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
+from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey
+from moescope.processors.trailing import PERIOD_US, TrailingSums
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from moescope.core.batch import TimeBlocks
+    from moescope.core.emission import LaneKey
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.kernels.records import Records
+    from moescope.processors.panes import Pane
+    from moescope.processors.row_sampling import RowSampling
+
+_REASONS = tuple(CloseReason(reason) for reason in REASONS)
+_PHASES = {int(phase): phase.name.lower() for phase in Phase}
+UNTIMED = NO_TIME
+
+
+class _Closed(NamedTuple):
+    records: Records
+    counts: NDArray[np.uint16]
+    dropped: NDArray[np.uint64]
+    requests: list[str]
+    tasks: list[str]
+    nodes: list[str]
+    weights: NDArray[np.float64]
+
+
+class LaneOutput:
+    """Collects a lane's output between two commits."""
+
+    def __init__(
+        self,
+        key: LaneKey,
+        partition: str,
+        config: WindowConfig,
+        sampling: RowSampling,
+        scene_name: Callable[[int], str],
+    ) -> None:
+        self._key = key
+        self._partition = partition
+        self._config = config
+        self._sampling = sampling
+        self._scene_name = scene_name
+        self._shape = (len(key.layers), key.experts)
+        self._closed: list[_Closed] = []
+        self._deltas: list[SharedDelta] = []
+        self._time_panes = PaneArena(*self._shape, config.gap_limit)
+        self._step_panes = PaneArena(*self._shape, 0)
+        self._trailing: dict[int, TrailingSums] = {}
+        self._references: list[TrailingReference] = []
+        self._scoped_nodes: set[str] = set()
+        lane = repr(key).encode("utf-8", "surrogatepass")
+        self._lane_name = blake2b(lane, digest_size=6).hexdigest()
+
+    # ---- in ------------------------------------------------------------------------------
+
+    def add_cells(  # noqa: PLR0917 (a chunk's cells)
+        self,
+        cells: Records,
+        n_cells: int,
+        counts: NDArray[np.unsignedinteger[Any]],
+        dropped: NDArray[np.uint64],
+        scenes: NDArray[np.int64],
+        node: str,
+        *,
+        with_panes: bool,
+    ) -> None:
+        """Add a chunk's cells to their time and step panes."""
+        used = cells[:n_cells]
+        scene = scenes[used["request_row"]]
+        phase = used["phase"]
+        for arena, pane, wanted in (
+            (self._time_panes, used["pane"], with_panes),
+            (self._step_panes, used["step_pane"], True),
+        ):
+            present = pane != NO_TIME
+            if not wanted or not present.any():
+                continue
+            base = int(pane[present].min())
+            code = np.where(present, ((pane - base) * 256 + scene) * len(Phase) + phase, NONE)
+            distinct, inverse = np.unique(code, return_inverse=True)
+            rows = np.empty(len(distinct), np.int64)
+            for index, value in enumerate(distinct.tolist()):
+                if value == NONE:
+                    rows[index] = NONE
+                    continue
+                rest, phase_id = divmod(value, len(Phase))
+                pane_number, scene_id = divmod(rest, 256)
+                rows[index] = arena.row(PaneKey(pane_number + base, phase_id, scene_id, node))
+            arena.add(cells, n_cells, rows[inverse], counts, dropped)
+
+    def add_time_blocks(
+        self, blocks: TimeBlocks, node: str, scene_id: Callable[[str], int]
+    ) -> None:
+        """Add a producer's own per-second counts."""
+        scenes = [scene_id(name) for name in blocks.scenes]
+        for index in range(len(blocks)):
+            if int(blocks.phase[index]) not in _COUNTED_PHASES:
+                continue
+            second = int(blocks.second_us[index])
+            scene = scenes[int(blocks.scene[index])]
+            row = self._time_panes.row(
+                PaneKey(second // PANE_US, int(blocks.phase[index]), scene, node)
+            )
+            self._time_panes.add_block(
+                row,
+                blocks.counts[index],
+                None if blocks.dropped is None else blocks.dropped[index],
+                int(blocks.tokens[index]),
+                second,
+                second + PANE_US - 1,
+                int(blocks.requests[index]),
+            )
+
+    def add_lost(
+        self, phase: int, node: str, panes: Sequence[int], lost: int, *, unknown_gap: bool
+    ) -> None:
+        """Spread rows that will never arrive evenly over the panes they belong to."""
+        share, rest = divmod(lost, len(panes))
+        scene = NONE
+        for index, pane in enumerate(panes):
+            row = self._time_panes.row(PaneKey(pane, phase, scene, node))
+            self._time_panes.add_lost(row, share + (index < rest), unknown_gap=unknown_gap)
+
+    def add_closed(  # noqa: PLR0917 (a chunk's closed windows)
+        self,
+        records: Records,
+        counts: NDArray[np.uint16],
+        dropped: NDArray[np.uint64],
+        requests: list[str],
+        tasks: list[str],
+        nodes: list[str],
+    ) -> None:
+        """Take closed token windows, and settle which of them become rows."""
+        self._sampling.count(records["close_time"], self._shape[0])
+        weights = self._sampling.weights(records["first_time"], records["request_hash"])
+        self._closed.append(_Closed(records, counts, dropped, requests, tasks, nodes, weights))
+
+    def add_pieces(
+        self,
+        pieces: Records,
+        counts: NDArray[np.uint32],
+        dropped: NDArray[np.uint64],
+        tasks: list[str],
+    ) -> None:
+        """Take task pieces."""
+        for index, task in enumerate(tasks):
+            piece = pieces[index]
+            self._deltas.append(
+                SharedDelta(
+                    lane=self._key,
+                    phase=_PHASES[int(piece["phase"])],
+                    kind=WindowKind.TASK,
+                    scope_kind=ScopeKind.ALL,
+                    scope_value="",
+                    pane=int(piece["minute"]) * MINUTE_US,
+                    counts=counts[index].reshape(self._shape),
+                    dropped=dropped[index],
+                    seen=int(piece["seen"]),
+                    task=task,
+                    first_time_us=int(piece["first_time"]),
+                    last_time_us=int(piece["last_time"]),
+                    requests=int(piece["requests"]),
+                    last_of_task=bool(piece["last_of_task"]),
+                )
+            )
+
+    # ---- out -----------------------------------------------------------------------------
+
+    def drain(self) -> tuple[list[WindowGroup], list[SharedDelta], list[TrailingReference]]:
+        """Everything since the last call."""
+        self._collect_panes()
+        groups = list(self._groups())
+        deltas, self._deltas = self._deltas, []
+        references, self._references = self._references, []
+        return groups, deltas, references
+
+    def _collect_panes(self) -> None:
+        shared: dict[tuple[int, int, str], list[tuple[int, Pane]]] = {}
+        for key, pane in self._time_panes.drain():
+            shared.setdefault((key.number, key.phase, key.node), []).append((key.scene, pane))
+        for (number, phase, node), parts in shared.items():
+            total = _sum_panes([pane for _, pane in parts])
+            self._trailing_of(phase).add(number * PANE_US // PERIOD_US, total.counts)
+            if not self._config.time:
+                continue
+            for scope_kind, scope_value, pane, scene_tokens in self._scopes(node, total, parts):
+                self._deltas.append(
+                    self._pane_delta(
+                        WindowKind.TIME,
+                        phase,
+                        scope_kind,
+                        scope_value,
+                        number * PANE_US,
+                        pane,
+                        scene_tokens,
+                    )
+                )
+        steps: dict[tuple[int, int], list[Pane]] = {}
+        for key, pane in self._step_panes.drain():
+            steps.setdefault((key.number, key.phase), []).append(pane)
+        for (number, phase), panes in steps.items():
+            self._deltas.append(
+                self._pane_delta(
+                    WindowKind.STEP,
+                    phase,
+                    ScopeKind.ALL,
+                    "",
+                    number * self._config.step_pane,
+                    _sum_panes(panes),
+                    {},
+                )
+            )
+
+    def _pane_delta(  # noqa: PLR0917 (a delta's key)
+        self,
+        kind: WindowKind,
+        phase: int,
+        scope_kind: ScopeKind,
+        scope_value: str,
+        start: int,
+        pane: Pane,
+        scene_tokens: dict[str, int],
+    ) -> SharedDelta:
+        return SharedDelta(
+            lane=self._key,
+            phase=_PHASES[phase],
+            kind=kind,
+            scope_kind=scope_kind,
+            scope_value=scope_value,
+            pane=start,
+            counts=pane.counts,
+            dropped=pane.dropped,
+            seen=pane.seen,
+            lost=pane.lost,
+            unknown_gap=pane.unknown_gap,
+            first_time_us=NO_TIME if pane.first_time_us == NO_FIRST else pane.first_time_us,
+            last_time_us=NO_TIME if pane.last_time_us == NO_LAST else pane.last_time_us,
+            request_gaps=pane.gaps,
+            requests=pane.entries,
+            scene_tokens=scene_tokens,
+        )
+
+    def _scopes(
+        self, node: str, total: Pane, parts: list[tuple[int, Pane]]
+    ) -> Iterator[tuple[ScopeKind, str, Pane, dict[str, int]]]:
+        by_scene = {self._scene_name(scene): pane.seen for scene, pane in parts if scene != NONE}
+        yield ScopeKind.ALL, "", total, by_scene
+        if self._config.node_scope and self._has_node_scope(node):
+            yield ScopeKind.NODE, node, total, by_scene
+        if self._config.scene_scope:
+            for scene, pane in parts:
+                if scene != NONE:
+                    name = self._scene_name(scene)
+                    yield ScopeKind.SCENE, name, pane, {name: pane.seen}
+
+    def _has_node_scope(self, node: str) -> bool:
+        if node not in self._scoped_nodes:
+            if len(self._scoped_nodes) >= self._config.scope_limit:
+                return False
+            self._scoped_nodes.add(node)
+        return True
+
+    def _groups(self) -> Iterator[WindowGroup]:
+        closed, self._closed = self._closed, []
+        if not closed:
+            return
+        records = np.concatenate([part.records for part in closed])
+        counts = np.concatenate([part.counts for part in closed])
+        dropped = np.concatenate([part.dropped for part in closed])
+        weights = np.concatenate([part.weights for part in closed])
+        requests = [name for part in closed for name in part.requests]
+        tasks = [name for part in closed for name in part.tasks]
+        nodes = [name for part in closed for name in part.nodes]
+        timed = records["close_time"] != NO_TIME
+        period = np.where(timed, records["close_time"] // PERIOD_US, UNTIMED)
+        keys = np.stack([period, records["spec"], records["phase"]], axis=1)
+        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+        inverse = inverse.reshape(-1)
+        for index, (group_period, spec, phase) in enumerate(distinct.tolist()):
+            chosen = np.flatnonzero(inverse == index)
+            part = records[chosen]
+            size, stride = self._config.token[spec]
+            trailing, trailing_id = self._trailing_reference(phase, group_period)
+            rows = chosen.tolist()
+            complete = (part["seen"] == size) & (part["expected"] == size)
+            yield WindowGroup(
+                lane=self._key,
+                phase=_PHASES[phase],
+                kind=WindowKind.TOKEN,
+                size=size,
+                stride=stride,
+                scope_kind=ScopeKind.ALL,
+                scope_value="",
+                start=part["start"],
+                first_time_us=part["first_time"],
+                last_time_us=part["last_time"],
+                close_time_us=part["close_time"],
+                request=[requests[row] for row in rows],
+                task=[tasks[row] for row in rows],
+                scene=[self._scene_name(scene) for scene in part["scene"].tolist()],
+                node=[nodes[row] for row in rows],
+                seen=part["seen"],
+                expected=part["expected"],
+                lost=np.maximum(part["expected"] - part["seen"], 0),
+                unknown_gap=np.zeros(len(rows), np.bool_),
+                cached=np.zeros(len(rows), np.int64),
+                requests=np.ones(len(rows), np.int64),
+                close_reason=[_REASONS[reason] for reason in part["reason"].tolist()],
+                complete=complete,
+                weight=weights[chosen],
+                row_version=np.ones(len(rows), np.int32),
+                counts=counts[chosen].astype(np.uint32).reshape(-1, *self._shape),
+                dropped=dropped[chosen],
+                trailing=trailing,
+                trailing_id=trailing_id,
+            )
+
+    def _trailing_of(self, phase: int) -> TrailingSums:
+        known = self._trailing.get(phase)
+        if known is None:
+            known = self._trailing[phase] = TrailingSums(self._shape, self._collect_panes)
+        return known
+
+    def _trailing_reference(self, phase: int, period: int) -> tuple[NDArray[np.int64] | None, str]:
+        if period == UNTIMED:
+            return None, ""
+        counts, made = self._trailing_of(phase).reference(period)
+        if counts is None:
+            return None, ""
+        name = f"trailing/{self._partition}/{self._lane_name}/{_PHASES[phase]}/{period}"
+        if made:
+            self._references.append(
+                TrailingReference(
+                    reference_id=name,
+                    lane=self._key,
+                    phase=_PHASES[phase],
+                    partition=self._partition,
+                    effective_from_us=period * PERIOD_US,
+                    counts=counts,
+                )
+            )
+        return counts, name
+
+    # ---- memory --------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """The trailing sums; everything else was handed out by `drain`."""
+        values: dict[str, Any] = {"trailing": {}, "scoped_nodes": sorted(self._scoped_nodes)}
+        arrays: dict[str, NDArray[Any]] = {}
+        for phase, sums in self._trailing.items():
+            values["trailing"][str(phase)], parts = sums.state()
+            arrays |= {f"trailing{phase}.{name}": array for name, array in parts.items()}
+        return values, arrays
+
+    def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+        """Take over a saved state."""
+        self._scoped_nodes = set(values["scoped_nodes"])
+        for phase, known in values["trailing"].items():
+            prefix = f"trailing{phase}."
+            parts = {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            self._trailing_of(int(phase)).restore(known, parts)
+
+
+_COUNTED_PHASES = frozenset(
+    {int(Phase.PREFILL), int(Phase.DECODE), int(Phase.EVAL), int(Phase.TRAIN)}
+)
+
+
+def _sum_panes(panes: list[Pane]) -> Pane:
+    first = panes[0]
+    if len(panes) == 1:
+        return first
+    return first._replace(
+        counts=np.sum([pane.counts for pane in panes], axis=0, dtype=np.uint32),
+        dropped=np.sum([pane.dropped for pane in panes], axis=0, dtype=np.uint64),
+        seen=sum(pane.seen for pane in panes),
+        first_time_us=min(pane.first_time_us for pane in panes),
+        last_time_us=max(pane.last_time_us for pane in panes),
+        gaps=np.sum([pane.gaps for pane in panes], axis=0),
+        entries=sum(pane.entries for pane in panes),
+        lost=sum(pane.lost for pane in panes),
+        unknown_gap=any(pane.unknown_gap for pane in panes),
+    )

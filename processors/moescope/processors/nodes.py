@@ -1,0 +1,177 @@
+"""The producers of one partition: duplicates, gaps, watermarks, clocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moescope.core.clock import END_OF_TIME, NO_TIME
+
+SEQUENCE_WINDOW = 4096
+BEHIND_US = 10_000_000
+SKEW_US = 60_000_000
+REMEMBERED_INCARNATIONS = 8
+_MASK = (1 << SEQUENCE_WINDOW) - 1
+
+
+class NodeState(StrEnum):
+    """Whether a node takes part in the partition's watermark."""
+
+    ACTIVE = "active"
+    SET_ASIDE = "set_aside"
+    CLOCK_SKEW = "clock_skew"
+
+
+class Sighting(StrEnum):
+    """What a sequence number is to an incarnation."""
+
+    NEW = "new"
+    DUPLICATE = "duplicate"
+    TOO_OLD = "too_old"
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """Sequence numbers seen from one boot of a producer: a high mark and the 4,096 below it."""
+
+    high: int = -1
+    seen: int = 0
+
+    def sight(self, sequence: int) -> tuple[Sighting, int]:
+        """Record a sequence number.
+
+        Returns:
+            What it is, and how many numbers between the high mark and it were skipped.
+        """
+        if sequence > self.high:
+            skipped = sequence - self.high - 1
+            ahead = sequence - self.high
+            self.seen = ((self.seen << ahead) | 1) & _MASK if ahead < SEQUENCE_WINDOW else 1
+            self.high = sequence
+            return Sighting.NEW, skipped
+        behind = self.high - sequence
+        if behind >= SEQUENCE_WINDOW:
+            return Sighting.TOO_OLD, 0
+        if self.seen >> behind & 1:
+            return Sighting.DUPLICATE, 0
+        self.seen |= 1 << behind
+        return Sighting.NEW, 0
+
+
+@dataclass(slots=True)
+class Node:
+    """One producer."""
+
+    name: str
+    watermark_us: int = NO_TIME
+    state: NodeState = NodeState.ACTIVE
+    highest_step: int = -1
+    lost_rows: int = 0
+    gaps: int = 0
+    incarnations: dict[int, Incarnation] = field(default_factory=dict)
+
+    def incarnation(self, number: int) -> Incarnation:
+        """State of a boot id; the longest-unused one goes when there are too many."""
+        known = self.incarnations.pop(number, None) or Incarnation()
+        self.incarnations[number] = known
+        while len(self.incarnations) > REMEMBERED_INCARNATIONS:
+            del self.incarnations[next(iter(self.incarnations))]
+        return known
+
+
+class NodeTable:
+    """All producers of a partition, and the partition's watermark."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.watermark_us = NO_TIME
+
+    def node(self, name: str) -> Node:
+        """The node, new if it was not known."""
+        known = self.nodes.get(name)
+        if known is None:
+            known = self.nodes[name] = Node(name)
+        return known
+
+    def note_time(self, node: Node, watermark_us: int, *, skewed: bool) -> None:
+        """Take a batch's watermark, and move the partition's."""
+        if watermark_us != NO_TIME and not skewed:
+            node.watermark_us = max(node.watermark_us, watermark_us)
+        if skewed:
+            node.state = NodeState.CLOCK_SKEW
+        elif node.state is NodeState.CLOCK_SKEW:
+            node.state = NodeState.ACTIVE
+        timed = [
+            known
+            for known in self.nodes.values()
+            if known.watermark_us != NO_TIME and known.state is not NodeState.CLOCK_SKEW
+        ]
+        if not timed:
+            return
+        fastest = max(known.watermark_us for known in timed)
+        lowest = fastest
+        for known in timed:
+            behind = fastest - known.watermark_us > BEHIND_US and fastest != END_OF_TIME
+            known.state = NodeState.SET_ASIDE if behind else NodeState.ACTIVE
+            if not behind:
+                lowest = min(lowest, known.watermark_us)
+        self.watermark_us = max(self.watermark_us, lowest)
+
+    def step_low(self) -> int:
+        """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains."""
+        return min(
+            (
+                node.highest_step
+                for node in self.nodes.values()
+                if node.highest_step >= 0 and node.state is NodeState.ACTIVE
+            ),
+            default=END_OF_TIME,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "watermark_us": self.watermark_us,
+            "nodes": [
+                {
+                    "name": node.name,
+                    "watermark_us": node.watermark_us,
+                    "state": node.state.value,
+                    "highest_step": node.highest_step,
+                    "lost_rows": node.lost_rows,
+                    "gaps": node.gaps,
+                    "incarnations": [
+                        [number, known.high, f"{known.seen:x}"]
+                        for number, known in node.incarnations.items()
+                    ],
+                }
+                for node in self.nodes.values()
+            ],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over a saved state."""
+        self.watermark_us = state["watermark_us"]
+        self.nodes = {
+            saved["name"]: Node(
+                saved["name"],
+                saved["watermark_us"],
+                NodeState(saved["state"]),
+                saved["highest_step"],
+                saved["lost_rows"],
+                saved["gaps"],
+                {
+                    number: Incarnation(high, int(seen, 16))
+                    for number, high, seen in saved["incarnations"]
+                },
+            )
+            for saved in state["nodes"]
+        }
+
+
+def is_skewed(encoded_at_us: int, append_time_us: int) -> bool:
+    """Whether a producer's clock and the log's differ by more than a minute."""
+    if NO_TIME in {encoded_at_us, append_time_us}:
+        return False
+    return abs(encoded_at_us - append_time_us) > SKEW_US

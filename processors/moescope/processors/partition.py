@@ -1,0 +1,419 @@
+"""One partition: its producers, its lanes, its place in the log."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from moescope.core.clock import END_OF_TIME, NO_TIME
+from moescope.core.emission import (
+    BatchAccount,
+    DeadLetter,
+    LaneKey,
+    NodeStatus,
+    PartitionProgress,
+)
+from moescope.core.vocabulary import Phase
+from moescope.core.wire import BatchDecodeError, decode_batch
+from moescope.processors.kernels.records import PANE_US
+from moescope.processors.lane import Lane, RowAccount
+from moescope.processors.nodes import NodeTable, Sighting, is_skewed
+from moescope.processors.row_sampling import RowSampling
+from moescope.processors.state_codec import pack_state, unpack_state
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moescope.core.batch import BatchHeader, RoutingBatch
+    from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.nodes import Node
+    from moescope.processors.sources.protocol import SourceGap, SourceRecord
+
+LONGEST_LOST_PANES = 120
+"""A gap that lasts longer in event time is no data, not lost rows of every pane in it."""
+
+
+@dataclass(slots=True)
+class PartitionOutput:
+    """What a partition hands out between two commits, before windows are finished."""
+
+    groups: list[WindowGroup] = field(default_factory=list)
+    deltas: list[SharedDelta] = field(default_factory=list)
+    references: list[TrailingReference] = field(default_factory=list)
+    batches: list[BatchAccount] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+
+
+class Partition:
+    """Processes one partition's records in offset order.
+
+    Args:
+        name, domain: the partition and its watermark domain.
+        config: declared windows.
+        progress: where the last commit stood, or None.
+    """
+
+    def __init__(
+        self, name: str, domain: str, config: WindowConfig, progress: PartitionProgress | None
+    ) -> None:
+        self.name = name
+        self.domain = domain
+        self._config = config
+        self._nodes = NodeTable()
+        self._sampling = RowSampling(config.row_budget)
+        self._lanes: dict[LaneKey, Lane] = {}
+        self._output = PartitionOutput()
+        self._skipped: list[int] = []
+        self._recent: deque[tuple[int, int]] = deque()
+        self._latest_time = NO_TIME
+        self._saved: dict[LaneKey, dict[str, Any]] = {}
+        self.sealed = False
+        self.next_offset = 0
+        self._emitted_to = 0
+        if progress is not None:
+            self._restore(progress)
+        self._replaying = self.next_offset < self._emitted_to
+
+    @property
+    def watermark_us(self) -> int:
+        """The partition's watermark."""
+        return self._nodes.watermark_us
+
+    # ---- records -------------------------------------------------------------------------
+
+    def process(self, record: SourceRecord) -> None:
+        """Process one record; below `emitted_to` only memory is rebuilt."""
+        live = record.offset >= self._emitted_to
+        self.catch_up(record.offset)
+        self.next_offset = record.offset + 1
+        if not live and record.offset in self._skipped:
+            return
+        try:
+            batch = decode_batch(record.payload)
+        except BatchDecodeError as error:
+            if live:
+                self._dead_letter(record, error.reason.value, error.what)
+            return
+        header = batch.header
+        node = self._nodes.node(header.node)
+        missing = 0
+        if live:
+            sighting, missing = node.incarnation(header.incarnation).sight(header.sequence)
+            if sighting is not Sighting.NEW:
+                self._skip(record, batch, sighting)
+                return
+        skewed = is_skewed(header.encoded_at_us, record.append_time_us)
+        account = RowAccount()
+        if live:
+            self._account_lost(node, batch, missing)
+        if not batch.is_heartbeat:
+            self._note_times(record.offset, batch)
+            account = self._lane(header).roll_up(batch, record.offset, live=live)
+        if live:
+            self._note_steps(node, batch)
+            self._nodes.note_time(node, header.watermark_us, skewed=skewed)
+            self._account(record, batch, account, missing, skewed=skewed)
+            self._advance()
+
+    def pass_gap(self, gap: SourceGap, append_time_us: int = NO_TIME) -> None:
+        """Note offsets that can never be read: visible, and the stream goes on."""
+        self.catch_up(gap.first)
+        live = gap.end > self._emitted_to
+        self.next_offset = gap.end
+        if live:
+            self._output.dead_letters.append(
+                DeadLetter(
+                    partition=self.name,
+                    offset=gap.first,
+                    append_time_us=append_time_us,
+                    reason="log_gap",
+                    detail=f"{gap.end - gap.first} records: {gap.reason}",
+                    payload=gap.payload,
+                )
+            )
+
+    def seal(self) -> None:
+        """The partition was read to its sealed end: everything closes."""
+        self.catch_up(self.next_offset)
+        for lane in self._lanes.values():
+            lane.seal(live=True)
+        self._nodes.watermark_us = END_OF_TIME
+        self.sealed = True
+
+    def catch_up(self, offset: int) -> None:
+        """Leave replay when `offset` is the first record that was not committed yet."""
+        if not self._replaying or offset < self._emitted_to:
+            return
+        self._replaying = False
+        for key, saved in self._saved.items():
+            self._lane_of(key).finish_replay(saved, self.watermark_us)
+        for key, lane in self._lanes.items():
+            if key not in self._saved:
+                lane.finish_replay(None, self.watermark_us)
+        self._saved = {}
+
+    def _advance(self) -> None:
+        if self.watermark_us != NO_TIME:
+            for lane in self._lanes.values():
+                lane.advance(self.watermark_us, live=True)
+
+    # ---- lanes ---------------------------------------------------------------------------
+
+    def _lane(self, header: BatchHeader) -> Lane:
+        return self._lane_of(
+            LaneKey(
+                domain=self.domain,
+                model=header.model,
+                revision=header.revision,
+                origin=header.origin.name.lower(),
+                fidelity=header.fidelity.name.lower(),
+                sampling_ratio=header.sampling_ratio,
+                experts=header.experts,
+                top_k=header.top_k,
+                layers=tuple(header.layers.tolist()),
+            )
+        )
+
+    def _lane_of(self, key: LaneKey) -> Lane:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(key, self.name, self._config, self._sampling)
+        return lane
+
+    # ---- accounting ----------------------------------------------------------------------
+
+    def _skip(self, record: SourceRecord, batch: RoutingBatch, sighting: Sighting) -> None:
+        self._skipped.append(record.offset)
+        if sighting is Sighting.TOO_OLD:
+            self._dead_letter(
+                record,
+                "sequence_too_old",
+                f"Sequence {batch.header.sequence} is too far behind to tell whether it is new.",
+            )
+        else:
+            self._account(record, batch, RowAccount(), 0, skewed=False, verdict="duplicate")
+
+    def _dead_letter(self, record: SourceRecord, reason: str, detail: str) -> None:
+        digest = sha256(record.payload).hexdigest()
+        self._output.dead_letters.append(
+            DeadLetter(
+                partition=self.name,
+                offset=record.offset,
+                append_time_us=record.append_time_us,
+                reason=reason,
+                detail=f"{detail} (sha256 {digest})",
+                payload=record.payload,
+            )
+        )
+
+    def _account(
+        self,
+        record: SourceRecord,
+        batch: RoutingBatch,
+        account: RowAccount,
+        missing: int,
+        *,
+        skewed: bool,
+        verdict: str = "",
+    ) -> None:
+        header = batch.header
+        reasons = account.reasons
+        if skewed:
+            reasons += ("clock_skew",)
+        if missing > header.drops.log_batches:
+            reasons += ("sequence_gap",)
+        if header.drops.lost_rows:
+            reasons += ("dropped_rows",)
+        if batch.is_heartbeat and not reasons and not verdict:
+            return
+        self._output.batches.append(
+            BatchAccount(
+                partition=self.name,
+                offset=record.offset,
+                append_time_us=record.append_time_us,
+                node=header.node,
+                incarnation=header.incarnation,
+                sequence=header.sequence,
+                model=header.model,
+                revision=header.revision,
+                record_bytes=len(record.payload),
+                rows=account.rows,
+                accepted_rows=account.accepted,
+                context_rows=account.context,
+                padding_rows=account.padding,
+                recomputed_rows=account.recomputed,
+                stale_rows=account.stale,
+                late_rows=account.late,
+                uncounted_phase_rows=account.uncounted_phase,
+                suspicious_pairs=account.suspicious_pairs,
+                lost_rows=header.drops.lost_rows,
+                rejected_rows=header.drops.rejected_rows,
+                verdict=verdict or ("suspicious" if reasons else "accepted"),
+                reasons=tuple(dict.fromkeys(reasons)),
+            )
+        )
+
+    def _account_lost(self, node: Node, batch: RoutingBatch, missing: int) -> None:
+        lost = batch.header.drops.lost_rows
+        unknown = missing > batch.header.drops.log_batches
+        node.lost_rows += lost
+        node.gaps += unknown
+        if not lost and not unknown:
+            return
+        begin, end = node.watermark_us, _first_time(batch)
+        if end == NO_TIME:
+            end = batch.header.watermark_us
+        if end in {NO_TIME, END_OF_TIME}:
+            return
+        last_pane = end // PANE_US
+        first_pane = last_pane if begin == NO_TIME else min(begin // PANE_US, last_pane)
+        panes = range(max(first_pane, last_pane - LONGEST_LOST_PANES + 1), last_pane + 1)
+        phase = Phase.PREFILL
+        if batch.tokens is not None and len(batch.tokens):
+            phase = Phase(int(batch.tokens.phase[0]))
+        self._lane(batch.header).output.add_lost(
+            int(phase), node.name, panes, lost, unknown_gap=unknown
+        )
+
+    def _note_times(self, offset: int, batch: RoutingBatch) -> None:
+        latest = _last_time(batch)
+        if latest == NO_TIME:
+            return
+        self._recent.append((offset, latest))
+
+    def _note_steps(self, node: Node, batch: RoutingBatch) -> None:
+        source = batch.tokens if batch.tokens is not None else batch.token_blocks
+        if source is not None and source.step is not None and len(source):
+            training = source.phase == Phase.TRAIN
+            if training.any():
+                node.highest_step = max(node.highest_step, int(source.step[training].max()))
+
+    # ---- commit --------------------------------------------------------------------------
+
+    def take(self) -> tuple[PartitionProgress, PartitionOutput, list[NodeStatus]]:
+        """Everything since the last commit, and the progress to commit with it."""
+        output, self._output = self._output, PartitionOutput()
+        for lane in self._lanes.values():
+            groups, deltas, references = lane.output.drain()
+            output.groups += groups
+            output.deltas += deltas
+            output.references += references
+        self._emitted_to = max(self._emitted_to, self.next_offset)
+        replay_from = self._replay_from()
+        self._skipped = [offset for offset in self._skipped if offset >= replay_from]
+        progress = PartitionProgress(
+            partition=self.name,
+            domain=self.domain,
+            emitted_to=self._emitted_to,
+            replay_from=replay_from,
+            state=self._state(),
+            watermark_us=self.watermark_us,
+            step_low=END_OF_TIME if self.sealed else self._nodes.step_low(),
+            sealed=self.sealed,
+        )
+        statuses = [
+            NodeStatus(
+                partition=self.name,
+                node=node.name,
+                incarnation=number,
+                last_sequence=known.high,
+                watermark_us=node.watermark_us,
+                state=node.state.value,
+                lost_rows=node.lost_rows,
+                gaps=node.gaps,
+            )
+            for node in self._nodes.nodes.values()
+            for number, known in node.incarnations.items()
+        ]
+        return progress, output, statuses
+
+    def _replay_from(self) -> int:
+        needed = [self._emitted_to]
+        for lane in self._lanes.values():
+            lowest = lane.lowest_open_offset()
+            if lowest is not None:
+                needed.append(lowest)
+        if self._config.gap_limit and self.watermark_us != NO_TIME and not self.sealed:
+            # Requests' previous panes, which decide who is new in a time window.
+            remembered = self.watermark_us - self._config.gap_limit * PANE_US
+            while self._recent and self._recent[0][1] < remembered:
+                self._recent.popleft()
+            if self._recent:
+                needed.append(self._recent[0][0])
+        return min(needed)
+
+    def _state(self) -> bytes:
+        values: dict[str, Any] = {
+            "nodes": self._nodes.state(),
+            "sampling": self._sampling.state(),
+            "skipped": self._skipped,
+            "lanes": [],
+        }
+        arrays: dict[str, NDArray[Any]] = {}
+        for index, (key, lane) in enumerate(self._lanes.items()):
+            lane_values, lane_arrays = lane.state()
+            values["lanes"].append({"key": _key_values(key), "values": lane_values})
+            arrays |= {f"{index}/{name}": array for name, array in lane_arrays.items()}
+        return pack_state(values, arrays)
+
+    def _restore(self, progress: PartitionProgress) -> None:
+        self._emitted_to = progress.emitted_to
+        self.next_offset = progress.replay_from
+        self.sealed = progress.sealed
+        values, arrays = unpack_state(progress.state)
+        self._nodes.restore(values["nodes"])
+        self._sampling.restore(values["sampling"])
+        self._skipped = list(values["skipped"])
+        for index, saved in enumerate(values["lanes"]):
+            key = _key_from(saved["key"])
+            prefix = f"{index}/"
+            lane_arrays = {
+                name.removeprefix(prefix): array
+                for name, array in arrays.items()
+                if name.startswith(prefix)
+            }
+            self._lane_of(key).restore(saved["values"], lane_arrays)
+            self._saved[key] = saved["values"]
+        if self.next_offset >= self._emitted_to:
+            for key, lane_values in self._saved.items():
+                self._lane_of(key).finish_replay(lane_values, self.watermark_us)
+            self._saved = {}
+
+
+def _first_time(batch: RoutingBatch) -> int:
+    if batch.tokens is not None and batch.tokens.event_time_us is not None and len(batch.tokens):
+        return int(batch.tokens.event_time_us.min())
+    if batch.time_blocks is not None and len(batch.time_blocks):
+        return int(batch.time_blocks.second_us.min())
+    return NO_TIME
+
+
+def _last_time(batch: RoutingBatch) -> int:
+    if batch.tokens is not None and batch.tokens.event_time_us is not None and len(batch.tokens):
+        return int(batch.tokens.event_time_us.max())
+    blocks = batch.token_blocks
+    if blocks is not None and blocks.last_time_us is not None and len(blocks):
+        return int(blocks.last_time_us.max())
+    return NO_TIME
+
+
+def _key_values(key: LaneKey) -> list[Any]:
+    return [
+        key.domain,
+        key.model,
+        key.revision,
+        key.origin,
+        key.fidelity,
+        key.sampling_ratio,
+        key.experts,
+        key.top_k,
+        list(key.layers),
+    ]
+
+
+def _key_from(values: list[Any]) -> LaneKey:
+    domain, model, revision, origin, fidelity, ratio, experts, top_k, layers = values
+    return LaneKey(domain, model, revision, origin, fidelity, ratio, experts, top_k, tuple(layers))

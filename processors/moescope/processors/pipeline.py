@@ -1,0 +1,209 @@
+"""The commit loop: source → engine → store, reading ahead while a commit is written."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moescope.core.clock import SystemClock
+from moescope.processors.engine import Engine
+from moescope.processors.sources.protocol import SourceGap, SourceRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moescope.core.clock import Clock
+    from moescope.core.emission import EmissionStore, Finisher
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.engine import UnfinishedEmission
+    from moescope.processors.sources.protocol import Source
+
+READ_RECORDS = 16
+READ_BYTES = 4 << 20
+WAITING_COMMITS = 2
+IDLE_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class PipelineTotals:
+    """What a pipeline has done since it started."""
+
+    records: int = 0
+    record_bytes: int = 0
+    commits: int = 0
+    token_windows: int = 0
+    dead_letters: int = 0
+
+
+class _Reading:
+    """Where a partition is being read."""
+
+    def __init__(self) -> None:
+        self.items: deque[SourceRecord | SourceGap] = deque()
+        self.read_to: int | None = None
+        self.exhausted = False
+
+
+class Pipeline:
+    """Reads every partition of a source into a store.
+
+    The partition whose watermark is lowest is read first, so that a backlog is read in event
+    time and no partition looks silent only because it was read late.
+
+    Args:
+        source: records. store: where emissions go. finisher: computes metric values.
+        config: declared windows.
+        commit_interval: seconds between commits while records arrive.
+        commit_records: most records in one commit.
+        clock: wall clock, for commit intervals only: results never depend on it.
+        on_commit: Called on the committing thread after each commit.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        store: EmissionStore,
+        finisher: Finisher,
+        config: WindowConfig,
+        *,
+        commit_interval: float = 1.0,
+        commit_records: int = 256,
+        clock: Clock | None = None,
+        on_commit: Callable[[PipelineTotals], None] | None = None,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._finisher = finisher
+        self._commit_interval = commit_interval
+        self._commit_records = commit_records
+        self._clock = clock or SystemClock()
+        self._on_commit = on_commit
+        self._engine = Engine(config, store.load_progress())
+        self._reading: dict[str, _Reading] = {}
+        self._waiting: queue.Queue[UnfinishedEmission | None] = queue.Queue(WAITING_COMMITS)
+        self._failure: BaseException | None = None
+        self.totals = PipelineTotals()
+
+    def run(self, *, until_idle: bool = False, stop: threading.Event | None = None) -> None:
+        """Process records until told to stop.
+
+        Args:
+            until_idle: End when every partition is read to its present end.
+            stop: Ends the loop when it is set; what was read is committed first.
+
+        Raises:
+            MoescopeError: What the store or a partition's state raised.
+        """
+        stop = stop or threading.Event()
+        writer = threading.Thread(target=self._write, name="moescope-commit", daemon=True)
+        writer.start()
+        try:
+            self._read(stop, until_idle=until_idle)
+        finally:
+            self._hand_over(None)
+            writer.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _read(self, stop: threading.Event, *, until_idle: bool) -> None:
+        uncommitted = 0
+        last_commit = self._clock.monotonic()
+        while not stop.is_set() and self._failure is None:
+            done = self._step()
+            uncommitted += done
+            elapsed = self._clock.monotonic() - last_commit
+            if uncommitted >= self._commit_records or elapsed >= self._commit_interval:
+                self._commit()
+                uncommitted = 0
+                last_commit = self._clock.monotonic()
+            if done == 0:
+                self._commit()
+                uncommitted = 0
+                if until_idle:
+                    break
+                stop.wait(IDLE_SECONDS)
+        self._commit()
+
+    def _step(self) -> int:
+        """Process one record of the partition that is furthest behind; 0 when there is none."""
+        for name, domain in self._source.partitions().items():
+            if name not in self._reading:
+                self._reading[name] = _Reading()
+                self._engine.partition(name, domain)
+        for name, reading in self._reading.items():
+            reading.exhausted = False
+            if not reading.items:
+                self._fill(name, reading)
+        ready = [name for name, reading in self._reading.items() if reading.items]
+        done = 0
+        # As many records as can be taken before any buffer runs dry.
+        while ready and done < READ_RECORDS:
+            name = min(ready, key=lambda name: self._engine.partitions[name].watermark_us)
+            self._process(name, self._reading[name].items.popleft())
+            done += 1
+            if not self._reading[name].items:
+                break
+        return done
+
+    def _fill(self, name: str, reading: _Reading) -> None:
+        partition = self._engine.partitions[name]
+        if partition.sealed and reading.exhausted:
+            return
+        offset = partition.next_offset if reading.read_to is None else reading.read_to
+        poll = self._source.poll(name, offset, READ_RECORDS, READ_BYTES)
+        reading.read_to = poll.next_offset
+        items: list[SourceRecord | SourceGap] = [*poll.gaps, *poll.records]
+        items.sort(key=lambda item: item.first if isinstance(item, SourceGap) else item.offset)
+        reading.items.extend(items)
+        reading.exhausted = poll.exhausted
+        if poll.sealed and not partition.sealed:
+            partition.seal()
+            self._engine.touch(name)
+
+    def _process(self, name: str, item: SourceRecord | SourceGap) -> None:
+        partition = self._engine.partitions[name]
+        self._engine.touch(name)
+        if isinstance(item, SourceGap):
+            partition.pass_gap(item)
+            return
+        partition.process(item)
+        self.totals.records += 1
+        self.totals.record_bytes += len(item.payload)
+
+    def _commit(self) -> None:
+        unfinished = self._engine.take()
+        if unfinished is not None:
+            self._hand_over(unfinished)
+
+    def _hand_over(self, unfinished: UnfinishedEmission | None) -> None:
+        while True:
+            try:
+                self._waiting.put(unfinished, timeout=0.2)
+            except queue.Full:
+                if self._failure is not None:
+                    return
+            else:
+                return
+
+    def _write(self) -> None:
+        while True:
+            unfinished: Any = self._waiting.get()
+            if unfinished is None:
+                return
+            try:
+                emission = unfinished.finish(self._finisher)
+                self._store.apply(emission)
+            except BaseException as error:  # noqa: BLE001 (raised again by the reading thread)
+                self._failure = error
+                return
+            self.totals.commits += 1
+            self.totals.token_windows += sum(len(group) for group in unfinished.groups)
+            self.totals.dead_letters += len(emission.dead_letters)
+            if self._on_commit is not None:
+                self._on_commit(self.totals)
+
+
+__all__ = ["Pipeline", "PipelineTotals"]

@@ -1,0 +1,145 @@
+"""The remembered requests of a lane: slots, their open token windows and tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moescope.processors.kernels.plan import forget
+from moescope.processors.kernels.records import NO_TIME, NONE, SLOT, SPEC, WINDOW
+from moescope.processors.row_sampling import keep_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from moescope.processors.config import WindowConfig
+
+FIRST_CAPACITY = 64
+
+
+class RequestSlots:
+    """Slots by request id, growing by doubling.
+
+    Attributes:
+        slots: records [capacity]; windows: records [capacity, accumulators].
+        specs: declared token windows.
+        window_counts: uint16 [capacity, accumulators, L·E]; task_counts: uint32 [capacity, L·E];
+            the `…_dropped` arrays likewise with L instead of L·E.
+        names: request id per slot.
+    """
+
+    def __init__(self, layers: int, experts: int, config: WindowConfig) -> None:
+        self._layers = layers
+        self._width = layers * experts
+        self._with_tasks = config.task
+        self.specs = np.zeros(len(config.token), SPEC)
+        base = 0
+        for spec, (size, stride) in enumerate(config.token):
+            self.specs[spec] = (size, stride, base, size // stride)
+            base += size // stride
+        self._accumulators = base
+        self._slot_of: dict[str, int] = {}
+        self._free: list[int] = []
+        self.names: list[str] = []
+        self.slots = np.zeros(0, SLOT)
+        self.windows = np.zeros((0, base), WINDOW)
+        self.window_counts = np.zeros((0, base, self._width), np.uint16)
+        self.window_dropped = np.zeros((0, base, layers), np.uint64)
+        self.task_counts = np.zeros((0, self._width if config.task else 0), np.uint32)
+        self.task_dropped = np.zeros((0, layers if config.task else 0), np.uint64)
+
+    def __len__(self) -> int:
+        """Remembered requests."""
+        return len(self._slot_of)
+
+    def _grow(self, wanted: int) -> None:
+        used = len(self.slots)
+        capacity = max(FIRST_CAPACITY, used)
+        while capacity < wanted:
+            capacity *= 2
+        for name in (
+            "slots", "windows", "window_counts", "window_dropped", "task_counts", "task_dropped",
+        ):  # fmt: skip
+            old = getattr(self, name)
+            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+            new[:used] = old
+            setattr(self, name, new)
+        self.names += [""] * (capacity - used)
+        self._free += range(capacity - 1, used - 1, -1)
+        for slot in range(used, capacity):
+            forget(self.slots, self.windows, slot)
+
+    def find(self, request: str) -> int | None:
+        """Slot of a request, or None."""
+        return self._slot_of.get(request)
+
+    def claim(self, requests: Sequence[str]) -> NDArray[np.int64]:
+        """Slots of these requests, new ones for those not remembered."""
+        slot_of = self._slot_of
+        found = [slot_of.get(request, NONE) for request in requests]
+        missing = found.count(NONE)
+        if missing > len(self._free):
+            self._grow(len(self.slots) + missing - len(self._free))
+        if missing:
+            for index, slot in enumerate(found):
+                if slot == NONE:
+                    # Two rows of the request table may name one request.
+                    found[index] = self._claim_one(requests[index])
+        return np.array(found, np.int64)
+
+    def _claim_one(self, request: str) -> int:
+        known = self._slot_of.get(request)
+        if known is not None:
+            return known
+        slot = self._free.pop()
+        self._slot_of[request] = slot
+        self.names[slot] = request
+        self.slots[slot]["live"] = 1
+        self.slots[slot]["request_hash"] = keep_hash(request)
+        return slot
+
+    def release(self, slots: NDArray[np.int64]) -> None:
+        """Give back the slots of requests that are forgotten (and hold nothing open)."""
+        for slot in slots.tolist():
+            if not self.slots[slot]["live"]:
+                continue
+            del self._slot_of[self.names[slot]]
+            forget(self.slots, self.windows, slot)
+            self.slots[slot]["live"] = 0
+            self.names[slot] = ""
+            self._free.append(slot)
+
+    def live(self) -> NDArray[np.int64]:
+        """Slots in use."""
+        return np.flatnonzero(self.slots["live"])
+
+    def lowest_open_offset(self) -> int | None:
+        """Lowest record offset that an open window or task piece still needs."""
+        offsets = []
+        open_windows = self.windows["open"] != 0
+        if open_windows.any():
+            offsets.append(int(self.windows["offset"][open_windows].min()))
+        if self._with_tasks:
+            open_tasks = self.slots["task_seen"] > 0
+            if open_tasks.any():
+                offsets.append(int(self.slots["task_offset"][open_tasks].min()))
+        return min(offsets, default=None)
+
+    def drop_open(self, slot: int, accumulator: int) -> None:
+        """Throw away an open window's counts (only when replay has rebuilt a closed one)."""
+        self.windows[slot, accumulator]["open"] = 0
+        self.window_counts[slot, accumulator] = 0
+        self.window_dropped[slot, accumulator] = 0
+
+    def drop_task(self, slots: NDArray[np.int64]) -> None:
+        """Throw away task pieces that were already handed out before a restart."""
+        self.slots["task_seen"][slots] = 0
+        self.slots["task_requests"][slots] = 0
+        self.task_counts[slots] = 0
+        self.task_dropped[slots] = 0
+
+
+__all__ = ["NO_TIME", "RequestSlots"]

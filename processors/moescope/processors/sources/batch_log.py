@@ -1,0 +1,68 @@
+"""Batch logs as a source: the embedded transport."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.core.batchlog import BatchLogReader, PartitionNotFoundError, partition_names
+from moescope.processors.sources.protocol import Poll, SourceGap, SourceRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class BatchLogSource:
+    """All partitions below a log root; new ones appear as they are made.
+
+    Args:
+        root: Log root; need not exist yet.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._readers: dict[str, BatchLogReader] = {}
+
+    def partitions(self) -> dict[str, str]:
+        """Name → watermark domain of every partition that exists now."""
+        for name in partition_names(self._root) if self._root.exists() else []:
+            if name not in self._readers:
+                try:
+                    self._readers[name] = BatchLogReader(self._root, name)
+                except PartitionNotFoundError:
+                    # Its folder exists, its description is not written yet: next time.
+                    continue
+        return {name: reader.meta.domain for name, reader in self._readers.items()}
+
+    def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
+        """Read from an offset on."""
+        reader = self._readers[partition]
+        # Asked first: what is appended after a seal was seen cannot exist.
+        sealed = reader.is_sealed()
+        result = reader.read(offset, max_records, max_bytes)
+        gaps = [
+            SourceGap(damage.offset_from, damage.offset_to, damage.reason, b"")
+            for damage in result.corrupt
+        ]
+        if result.gap is not None:
+            gaps.insert(
+                0,
+                SourceGap(
+                    result.gap.offset_from, result.gap.offset_to, "removed by the byte cap", b""
+                ),
+            )
+        exhausted = not result.records and not gaps
+        return Poll(
+            records=[
+                SourceRecord(record.offset, record.append_time_us, record.payload)
+                for record in result.records
+            ],
+            gaps=gaps,
+            next_offset=result.next_offset,
+            exhausted=exhausted,
+            sealed=sealed and exhausted,
+        )
+
+    def close(self) -> None:
+        """Close the open segments."""
+        for reader in self._readers.values():
+            reader.close()

@@ -1,0 +1,51 @@
+"""What the processor needs from a source of records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """One record of a partition; `append_time_us` is `NO_TIME` where the log has no clock."""
+
+    offset: int
+    append_time_us: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SourceGap:
+    """Offsets that will never be read: `count` records from `first` up to (excluding) `end`."""
+
+    first: int
+    end: int
+    reason: str
+    payload: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """What one read gave. `exhausted`: the partition holds nothing more now; `sealed`: nor ever."""
+
+    records: Sequence[SourceRecord]
+    gaps: Sequence[SourceGap]
+    next_offset: int
+    exhausted: bool
+    sealed: bool
+
+
+class Source(Protocol):
+    """Partitions of records that can be read from any offset."""
+
+    def partitions(self) -> dict[str, str]:
+        """Name → watermark domain of every partition that exists now."""
+        ...
+
+    def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
+        """Read from an offset on."""
+        ...
