@@ -15,6 +15,9 @@ BLOCK = 256
 """Rows whose ranks are worked out together: k x 256 values stay in the first-level cache."""
 
 
+LONG_RUN = 16
+
+
 @compiled
 def count_rows(
     gaps: NDArray[np.unsignedinteger[Any]],
@@ -41,39 +44,74 @@ def count_rows(
     """
     top_k, layers, _ = gaps.shape
     experts = relabelling.shape[1]
-    ranks = np.empty((top_k, BLOCK), np.uint32)
-    bad = np.empty(BLOCK, np.bool_)
+    # 16 bits are enough: a valid batch has no rank above MAX_EXPERTS.
+    ranks = np.empty((top_k, BLOCK), np.uint16)
+    bad = np.empty(BLOCK, np.uint8)
     suspicious = 0
     for layer in range(layers):
         table = relabelling[layer]
         for block in range(begin, end, BLOCK):
             width = min(BLOCK, end - block)
-            first = gaps[0, layer]
-            for i in range(width):
-                ranks[0, i] = first[block + i]
-                bad[i] = False
-            for j in range(1, top_k):
-                plane = gaps[j, layer]
-                for i in range(width):
-                    gap = plane[block + i]
-                    ranks[j, i] = ranks[j - 1, i] + gap
-                    bad[i] |= gap == 0
-            for i in range(width):
-                bad[i] |= ranks[top_k - 1, i] >= experts
+            any_bad = _ranks_of_block(gaps, layer, block, width, experts, ranks, bad)
             if skipped_layers[layer]:
-                for i in range(width):
-                    bad[i] = True
-            for i in range(width):
+                bad[:width] = 1
+                any_bad = True
+            i = 0
+            while i < width:
                 cell = cell_of_row[block + i]
+                run = i
+                i += 1
+                while i < width and cell_of_row[block + i] == cell:
+                    i += 1
                 if cell < 0:
                     continue
-                if bad[i]:
-                    suspicious += 1
-                    continue
                 target = counts[cell, layer]
-                for j in range(top_k):
-                    target[table[ranks[j, i]]] += np.uint16(1)
+                if any_bad:
+                    for row in range(run, i):
+                        if bad[row]:
+                            suspicious += 1
+                            continue
+                        for j in range(top_k):
+                            target[table[ranks[j, row]]] += np.uint16(1)
+                elif i - run >= LONG_RUN:
+                    # Plane by plane: consecutive increments rarely meet the same expert.
+                    for j in range(top_k):
+                        plane = ranks[j]
+                        for row in range(run, i):
+                            target[table[plane[row]]] += np.uint16(1)
+                else:
+                    for row in range(run, i):
+                        for j in range(top_k):
+                            target[table[ranks[j, row]]] += np.uint16(1)
     return suspicious
+
+
+@compiled
+def _ranks_of_block(
+    gaps: NDArray[np.unsignedinteger[Any]],
+    layer: int,
+    block: int,
+    width: int,
+    experts: int,
+    ranks: NDArray[np.uint16],
+    bad: NDArray[np.uint8],
+) -> bool:
+    top_k = gaps.shape[0]
+    first = gaps[0, layer]
+    for i in range(width):
+        ranks[0, i] = first[block + i]
+        bad[i] = 0
+    for j in range(1, top_k):
+        plane = gaps[j, layer]
+        for i in range(width):
+            gap = plane[block + i]
+            ranks[j, i] = ranks[j - 1, i] + np.uint16(gap)
+            bad[i] |= np.uint8(gap == 0)
+    any_bad = np.uint8(0)
+    for i in range(width):
+        bad[i] |= np.uint8(ranks[top_k - 1, i] >= experts)
+        any_bad |= bad[i]
+    return any_bad != 0
 
 
 @compiled
