@@ -44,8 +44,7 @@ def quantise_log(
         return _half_precision(values)
     _check_bits(bits)
     per_octave, one = _LOG_SCALES[bits]
-    known = np.nan_to_num(values.astype(np.float32), nan=0.0)
-    codes = np.log2(np.maximum(known, _SMALLEST_NORMAL))
+    codes = np.log2(np.maximum(_known(values), _SMALLEST_NORMAL))
     codes *= per_octave
     codes += one
     rounded: NDArray[np.uint8] = np.rint(np.clip(codes, 0, _LARGEST_CODES[bits])).astype(np.uint8)
@@ -64,9 +63,9 @@ def quantise_entropy(
         return _half_precision(values)
     _check_bits(bits)
     largest = _LARGEST_CODES[bits]
-    scale = largest / np.log(experts) if experts > 1 else 0.0
-    known = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=np.log(max(experts, 2)))
-    codes = np.clip(known * np.float32(scale), 0, largest)
+    ceiling = np.float32(np.log(experts))
+    scale = np.float32(largest) / ceiling if experts > 1 else np.float32(0)
+    codes = np.clip(_known(values), 0, ceiling) * scale
     rounded: NDArray[np.uint8] = np.rint(codes).astype(np.uint8)
     return rounded
 
@@ -95,6 +94,12 @@ def entropies_of(quantised: Quantised, experts: int) -> NDArray[np.float32]:
     table = (np.arange(largest + 1) * (np.log(experts) / largest)).astype(np.float32)
     entropies: NDArray[np.float32] = table[quantised.codes]
     return entropies
+
+
+def _known(values: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    """Values in single precision, with 0 for what is not a number."""
+    with np.errstate(over="ignore"):
+        return np.nan_to_num(values.astype(np.float32), nan=0.0)
 
 
 def _half_precision(values: NDArray[np.floating[Any]]) -> NDArray[np.uint16]:
