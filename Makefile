@@ -48,6 +48,7 @@ bench: setup-dev ## measure speed on this machine
 
 fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)
+	$(BIN)/python tests/fuzz/fuzz_wire.py
 
 ROUNDS ?= 20
 faults: setup-dev ## tests that kill processes, ROUNDS=20 times, each with a new seed
