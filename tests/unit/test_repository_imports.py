@@ -84,10 +84,6 @@ def imported_distributions(root: Path, components: tuple[str, ...]) -> set[str]:
     return {normal(owners[name][0]) if name in owners else normal(name) for name in third_party}
 
 
-# Loaded by name, not by an import statement: kafka-python picks crc32c up when it is there.
-LOADED_BY_NAME = frozenset({"crc32c"})
-
-
 def test_every_import_is_a_declared_dependency(repository_root: Path) -> None:
     """What the code imports, the package installs: nothing works only by luck of the machine."""
     declared = project(repository_root)["project"]
@@ -108,7 +104,7 @@ def test_every_declared_dependency_is_imported(repository_root: Path) -> None:
     names = {normal(name) for name in declared["dependencies"]}
     for extra in declared["optional-dependencies"].values():
         names |= {normal(name) for name in extra}
-    assert names - imported_distributions(repository_root, COMPONENTS) - LOADED_BY_NAME == set()
+    assert names - imported_distributions(repository_root, COMPONENTS) == set()
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:

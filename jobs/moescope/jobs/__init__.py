@@ -1,0 +1,1 @@
+"""What works on stored windows: calibration, thresholds, red lines, alerts and reports."""
