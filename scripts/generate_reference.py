@@ -13,6 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+from typer.testing import CliRunner
+
+from moescope.console.app import app
 from moescope.core.metrics import METRICS
 from moescope.core.settings import SETTINGS
 from moescope.core.tables import TABLES, VIEWS
@@ -221,11 +225,38 @@ def errors_page() -> str:
     )
 
 
+def command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (typer's own classes have no public name)
+    """The words of each command, groups left out."""
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            yield from command_paths(command, (*path, name))
+        else:
+            yield *path, name
+
+
+def commands_page() -> str:
+    """What `--help` says, for every command."""
+    terminal = CliRunner(env={"COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"})
+    introduction = (
+        "Data goes to standard output, progress to standard error. "
+        "[Exit codes](errors.md) are the same everywhere."
+    )
+    parts = ["# Commands", introduction]
+    for path in command_paths(typer.main.get_command(app)):
+        outcome = terminal.invoke(app, [*path, "--help"], prog_name="moescope")
+        if outcome.exit_code:
+            raise SystemExit(f"moescope {' '.join(path)} --help failed: {outcome.output}")
+        lines = [line.rstrip() for line in outcome.output.strip().splitlines()]
+        parts += [f"## `moescope {' '.join(path)}`", "\n".join(["```text", *lines, "```"])]
+    return document(*parts)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
     "tables.md": tables_page,
     "errors.md": errors_page,
+    "commands.md": commands_page,
 }
 
 

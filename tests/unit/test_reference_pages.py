@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -28,12 +29,19 @@ def generate(root: Path, folder: Path, *options: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.fixture
-def pages(repository_root: Path, tmp_path: Path) -> Path:
-    """A folder with freshly generated pages."""
-    outcome = generate(repository_root, tmp_path)
+@pytest.fixture(scope="module")
+def generated(repository_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Freshly generated pages, not to be changed."""
+    folder = tmp_path_factory.mktemp("reference")
+    outcome = generate(repository_root, folder)
     assert outcome.returncode == 0, outcome.stderr
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def pages(generated: Path, tmp_path: Path) -> Path:
+    """A copy of them for one test."""
+    return shutil.copytree(generated, tmp_path / "reference")
 
 
 def test_fresh_pages_pass_the_check(pages: Path, repository_root: Path) -> None:
@@ -76,6 +84,8 @@ def test_every_declaration_has_a_row(pages: Path) -> None:
     relations = (pages / "tables.md").read_text()
     names = [*(declared.name for declared in TABLES), *(view.name for view in VIEWS)]
     assert [name for name in names if f"### `{name}`\n" not in relations] == []
+    commands = (pages / "commands.md").read_text()
+    assert "## `moescope demo`\n\n```text\nUsage: moescope demo [OPTIONS]" in commands
 
 
 def test_errors_are_those_that_python_sees(pages: Path) -> None:
