@@ -1,17 +1,16 @@
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 import tomllib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+MOESCOPE = ".venv/bin/moescope"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 
@@ -64,13 +63,59 @@ def test_extras_exist(readme: str, repository_root: Path) -> None:
 
 def test_every_shell_command_is_covered(readme: str) -> None:
     """A command of a new kind on the front page needs a test that knows it."""
-    assert {words[0] for words in shell_commands(readme)} <= {"make", "pip", "moescope"}
+    assert {words[0] for words in shell_commands(readme)} <= {"make", "pip", MOESCOPE}
 
 
 def test_python_blocks_run(readme: str, tmp_path: Path) -> None:
-    """The Python on the front page runs as it stands, in order, in an empty folder."""
-    code = "\n".join(blocks(readme, "python"))
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
+    """The Python on the front page runs as it stands, and records what it says."""
+    code = "\n".join([*blocks(readme, "python"), "print(recorder.counters())"])
+    outcome = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "recorded_rows=312" in outcome.stdout
+    assert "rejected_rows=0" in outcome.stdout
+
+
+@pytest.fixture(scope="module")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a small demo ran, as `make demo` leaves the checkout."""
+    folder = tmp_path_factory.mktemp("readme")
+    moescope(folder, "demo", "--nodes", "2", "--duration", "60")
+    return folder
+
+
+def moescope(folder: Path, *arguments: str) -> str:
+    """Run the installed command and return what it prints."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("moescope"), *arguments],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_moescope_commands_run(readme: str, demo_folder: Path) -> None:
+    """What a reader types after the demo works, and prints something."""
+    commands = [words[1:] for words in shell_commands(readme) if words[0] == MOESCOPE]
+    assert commands
+    for words in commands:
+        # It serves until it is stopped; its own tests run it.
+        serves = words[:2] == ["run", "all"]
+        assert moescope(demo_folder, *words, *(["--help"] if serves else []))
+
+
+def test_sql_blocks_run(readme: str, demo_folder: Path) -> None:
+    """The query on the front page names columns that exist, and finds windows."""
+    queries = blocks(readme, "sql")
+    assert queries
+    for query in queries:
+        rows = json.loads(moescope(demo_folder, "sql", "--data", "demo-data", "--json", query))
+        assert rows
 
 
 def test_links_lead_somewhere(readme: str, repository_root: Path) -> None:
