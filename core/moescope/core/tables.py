@@ -350,6 +350,20 @@ _TOKEN_WINDOW_KEYS = Table(
     indexed=True,
 )
 
+_REMOVED_ROWS = Table(
+    name="removed_rows",
+    doc="Rows of exported tables that were removed or replaced, so that the export forgets them.",
+    columns=(
+        Column("table_name", "VARCHAR", "Table that held the row."),
+        Column("row_key", "UBIGINT", "64-bit hash of the row's key."),
+        _COMMIT,
+    ),
+    key=(),
+    exported=False,
+    retention="some thousand transactions",
+    revised=False,
+)
+
 _OWNER = Table(
     name="owner",
     doc="The owner of this file; one row.",
@@ -391,6 +405,7 @@ TABLES: tuple[Table, ...] = (
     _BATCHES,
     _DEAD_LETTERS,
     _TOKEN_WINDOW_KEYS,
+    _REMOVED_ROWS,
     _OWNER,
     _SCHEMA_MIGRATIONS,
 )
