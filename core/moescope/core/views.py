@@ -71,8 +71,8 @@ _WORST_WINDOWS = View(
     name="worst_windows",
     doc="Each window at the layer that is farthest from uniform for its number of tokens.",
     sql=f"""
-    SELECT {_SERIES}, start, start_time, close_time, layer, tokens, requests, coverage, complete,
-        js_uniform, js_uniform_floor, js_uniform / js_uniform_floor AS times_floor,
+    SELECT {_SERIES}, node, scene, start, start_time, close_time, layer, tokens, requests, coverage,
+        complete, js_uniform, js_uniform_floor, js_uniform / js_uniform_floor AS times_floor,
         hot_load_share, cold_expert_share, max_violation, level, weight
     FROM windows
     WHERE js_uniform_floor > 0 AND js_uniform IS NOT NULL
@@ -86,8 +86,8 @@ _WORST_WINDOWS = View(
         *(
             (name, "As in `windows`.")
             for name in (
-                "start", "start_time", "close_time", "layer", "tokens", "requests", "coverage",
-                "complete", "js_uniform", "js_uniform_floor",
+                "node", "scene", "start", "start_time", "close_time", "layer", "tokens",
+                "requests", "coverage", "complete", "js_uniform", "js_uniform_floor",
             )
         ),
         ("times_floor", "js_uniform in multiples of what chance alone gives."),

@@ -1,0 +1,105 @@
+"""Rows of ingest accounting, dead letters, producers and references."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moescope.core.clock import END_OF_TIME, NO_TIME
+from moescope.storage.columns import insert, records
+from moescope.storage.lanes import lane_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import duckdb
+    import pyarrow as pa
+
+    from moescope.core.emission import (
+        BatchAccount,
+        DeadLetter,
+        NodeStatus,
+        TrailingReference,
+    )
+
+_INCOMING = "incoming_keys"
+
+
+def _values(record: object, commit_id: int) -> dict[str, Any]:
+    """Fields of a dataclass under the names of the columns."""
+    names = {"offset": "log_offset", "append_time_us": "append_time"}
+    values = {
+        names.get(field.name, field.name): getattr(record, field.name)
+        for field in fields(record)  # type: ignore[arg-type]
+    }
+    return {**values, "commit_id": commit_id}
+
+
+def insert_batches(
+    connection: duckdb.DuckDBPyConnection, batches: Sequence[BatchAccount], commit_id: int
+) -> None:
+    """One row per record read."""
+    rows = [_values(batch, commit_id) for batch in batches]
+    insert(connection, "batches", records("batches", rows))
+
+
+def insert_dead_letters(
+    connection: duckdb.DuckDBPyConnection, letters: Sequence[DeadLetter], commit_id: int
+) -> None:
+    """One row per record that could not be used."""
+    rows = [_values(letter, commit_id) for letter in letters]
+    insert(connection, "dead_letters", records("dead_letters", rows))
+
+
+def replace_producers(
+    connection: duckdb.DuckDBPyConnection, nodes: Sequence[NodeStatus], commit_id: int
+) -> None:
+    """The newest state of each producer."""
+    rows = []
+    for node in nodes:
+        watermark = NO_TIME if node.watermark_us == END_OF_TIME else node.watermark_us
+        rows.append({**_values(node, commit_id), "watermark": watermark})
+    replace(
+        connection, "producers", records("producers", rows), ("partition", "node", "incarnation")
+    )
+
+
+def insert_references(
+    connection: duckdb.DuckDBPyConnection,
+    references: Iterable[TrailingReference],
+    commit_id: int,
+) -> None:
+    """References that came into force."""
+    rows = [
+        {
+            "reference_id": reference.reference_id,
+            "lane": lane_id(reference.lane),
+            "phase": reference.phase,
+            "partition": reference.partition,
+            "effective_from": reference.effective_from_us,
+            "counts": np.ascontiguousarray(reference.counts, "<i8").tobytes(),
+            "commit_id": commit_id,
+        }
+        for reference in references
+    ]
+    replace(
+        connection,
+        "reference_distributions",
+        records("reference_distributions", rows),
+        ("reference_id",),
+    )
+
+
+def replace(
+    connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table, key: Sequence[str]
+) -> None:
+    """Insert rows in place of those with the same key."""
+    if not len(rows):
+        return
+    connection.register(_INCOMING, rows.select(list(key)))
+    same = " AND ".join(f"{table}.{name} = {_INCOMING}.{name}" for name in key)
+    connection.execute(f"DELETE FROM {table} USING {_INCOMING} WHERE {same}")  # noqa: S608
+    connection.unregister(_INCOMING)
+    insert(connection, table, rows)

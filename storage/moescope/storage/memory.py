@@ -1,0 +1,98 @@
+"""What the owner keeps in memory between commits; all of it can be read again from the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+from moescope.core.emission import TrailingReference
+from moescope.core.vocabulary import WindowKind
+from moescope.storage.delta_rows import read_plan_panes, read_trailing_panes
+from moescope.storage.lanes import Lanes, lane_id
+from moescope.storage.progress import read_clocks, read_counters, read_progress
+from moescope.storage.shared import Series, SharedWindows, TrailingReferences
+from moescope.storage.shared.tasks import TaskMinute
+from moescope.storage.shared.trailing import HISTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import duckdb
+
+    from moescope.core.emission import PartitionProgress, SharedDelta
+    from moescope.storage.shared import DomainClock, WindowShapes
+
+
+@dataclass(slots=True)
+class Memory:
+    """State as of the last commit.
+
+    Attributes:
+        counters: Domain → (late rows, duplicate windows).
+        purged_at: Domain → watermark at which panes were last deleted.
+    """
+
+    lanes: Lanes
+    plan: SharedWindows
+    trailing: TrailingReferences
+    progress: dict[str, PartitionProgress]
+    clocks: dict[str, DomainClock]
+    counters: dict[str, tuple[int, int]]
+    purged_at: dict[str, int]
+    commit_id: int
+
+
+def load_memory(connection: duckdb.DuckDBPyConnection, shapes: WindowShapes) -> Memory:
+    """Rebuild everything from the file."""
+    lanes = Lanes(connection)
+    clocks = read_clocks(connection)
+    plan = SharedWindows(shapes)
+    opened: list[SharedDelta] = []
+    settled: dict[Series, list[TaskMinute]] = {}
+    for delta, is_settled in read_plan_panes(connection, lanes):
+        if is_settled and delta.kind is WindowKind.TASK:
+            settled.setdefault(Series.of(delta), []).append(
+                TaskMinute(delta.pane, delta.first_time_us, delta.last_time_us, delta.last_of_task)
+            )
+        else:
+            opened.append(delta)
+    plan.restore(opened, settled, clocks)
+    trailing = TrailingReferences(lane_id)
+    trailing.restore(_newest_references(connection, lanes), read_trailing_panes(connection, lanes))
+    row = connection.execute("SELECT last_commit_id FROM owner").fetchone()
+    return Memory(
+        lanes=lanes,
+        plan=plan,
+        trailing=trailing,
+        progress=read_progress(connection),
+        clocks=clocks,
+        counters=read_counters(connection),
+        purged_at=dict.fromkeys(clocks, NO_TIME),
+        commit_id=int(row[0]) if row else 0,
+    )
+
+
+def _newest_references(
+    connection: duckdb.DuckDBPyConnection, lanes: Lanes
+) -> Iterator[TrailingReference]:
+    rows = connection.execute(
+        """
+        SELECT reference_id, lane, phase, epoch_us(effective_from), counts
+        FROM reference_distributions WHERE partition = ''
+        QUALIFY row_number() OVER (PARTITION BY lane, phase ORDER BY effective_from DESC) <= ?
+        """,
+        [HISTORY + 1],
+    ).fetchall()
+    for reference_id, name, phase, effective_from_us, counts in rows:
+        lane = lanes[name]
+        yield TrailingReference(
+            reference_id=reference_id,
+            lane=lane,
+            phase=phase,
+            partition="",
+            effective_from_us=effective_from_us,
+            counts=np.frombuffer(counts, "<i8").reshape(len(lane.layers), lane.experts),
+        )

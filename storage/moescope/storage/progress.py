@@ -1,0 +1,149 @@
+"""Offsets and watermarks: what was read, and whether an emission continues it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.core.emission import PartitionProgress
+from moescope.storage.account_rows import replace
+from moescope.storage.columns import records
+from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.shared import DomainClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import duckdb
+
+    from moescope.core.emission import Emission
+
+_FIELDS = (
+    "partition", "domain", "emitted_to", "replay_from", "state", "watermark_us", "step_low",
+    "sealed",
+)  # fmt: skip
+
+
+def read_progress(connection: duckdb.DuckDBPyConnection) -> dict[str, PartitionProgress]:
+    """Progress of every partition as stored."""
+    rows = connection.execute(f"SELECT {', '.join(_FIELDS)} FROM offsets").fetchall()  # noqa: S608
+    return {row[0]: PartitionProgress(**dict(zip(_FIELDS, row, strict=True))) for row in rows}
+
+
+def write_progress(
+    connection: duckdb.DuckDBPyConnection, progress: Iterable[PartitionProgress], commit_id: int
+) -> None:
+    """Progress of the partitions of an emission."""
+    rows = [
+        {**{name: getattr(each, name) for name in _FIELDS}, "commit_id": commit_id}
+        for each in progress
+    ]
+    replace(connection, "offsets", records("offsets", rows), ("partition",))
+
+
+def read_clocks(connection: duckdb.DuckDBPyConnection) -> dict[str, DomainClock]:
+    """Clock of every domain as stored."""
+    rows = connection.execute("SELECT domain, watermark_us, step_low FROM domains").fetchall()
+    return {
+        domain: DomainClock(reached_us=watermark_us, step_reached=step_low)
+        for domain, watermark_us, step_low in rows
+    }
+
+
+def read_counters(connection: duckdb.DuckDBPyConnection) -> dict[str, tuple[int, int]]:
+    """Late rows and duplicate windows of every domain."""
+    rows = connection.execute("SELECT domain, late_rows, duplicate_windows FROM domains").fetchall()
+    return {domain: (late, duplicates) for domain, late, duplicates in rows}
+
+
+def write_domains(
+    connection: duckdb.DuckDBPyConnection,
+    clocks: Mapping[str, DomainClock],
+    counters: Mapping[str, tuple[int, int]],
+    commit_id: int,
+) -> None:
+    """Clocks and counters of the given domains."""
+    rows = [
+        {
+            "domain": domain,
+            "watermark_us": clock.reached_us,
+            "step_low": clock.step_reached,
+            "late_rows": counters[domain][0],
+            "duplicate_windows": counters[domain][1],
+            "commit_id": commit_id,
+        }
+        for domain, clock in clocks.items()
+    ]
+    replace(connection, "domains", records("domains", rows), ("domain",))
+
+
+def check_continues(emission: Emission, stored: Mapping[str, PartitionProgress]) -> None:
+    """Refuse an emission that was applied before, or that goes back.
+
+    Every record of a partition has an account or a dead letter, so their offsets say which
+    records an emission covers: none of them may be stored already, and all of them have to be
+    covered by the new progress. An emission without records may only change what a record is
+    not needed for, such as the seal of a partition, and only once.
+
+    Raises:
+        EmissionRefusedError: Says which partition does not continue.
+    """
+    offsets: dict[str, list[int]] = {}
+    for partition, offset in (
+        *((batch.partition, batch.offset) for batch in emission.batches),
+        *((letter.partition, letter.offset) for letter in emission.dead_letters),
+    ):
+        offsets.setdefault(partition, []).append(offset)
+    moved = {each.partition: each for each in emission.progress}
+    for partition in offsets:
+        if partition not in moved:
+            raise _refused(partition, "it has records of a partition without progress")
+    for partition, new in moved.items():
+        why = _objection(stored.get(partition), new, offsets.get(partition, []))
+        if why:
+            raise _refused(partition, why)
+    output = emission.windows or emission.histograms or emission.deltas or emission.references
+    if output and not any(_moves(stored.get(each.partition), each) for each in moved.values()):
+        raise _refused(", ".join(moved) or "none", "it has output but no partition moves")
+
+
+_Rule = tuple[bool, str]
+
+
+def _objection(
+    old: PartitionProgress | None, new: PartitionProgress, offsets: list[int]
+) -> str | None:
+    """Why a partition's progress does not follow from what is stored; None: it does."""
+    rules: list[_Rule] = [
+        (bool(offsets) and max(offsets) >= new.emitted_to, "it has records beyond its progress"),
+    ]
+    if old is not None:
+        rules += [
+            (new.emitted_to < old.emitted_to, f"it ends before {old.emitted_to}"),
+            (
+                bool(offsets) and min(offsets) < old.emitted_to,
+                f"it has records before {old.emitted_to}, which are stored already",
+            ),
+            (new.watermark_us < old.watermark_us, "its watermark goes back"),
+            (new.domain != old.domain, f"it belongs to the domain {old.domain}"),
+            (
+                old.sealed and (new.emitted_to > old.emitted_to or not new.sealed),
+                "it was read to its sealed end before",
+            ),
+        ]
+    return next((why for broken, why in rules if broken), None)
+
+
+def _moves(old: PartitionProgress | None, new: PartitionProgress) -> bool:
+    return old is None or (old.emitted_to, old.watermark_us, old.sealed) != (
+        new.emitted_to,
+        new.watermark_us,
+        new.sealed,
+    )
+
+
+def _refused(partition: str, why: str) -> EmissionRefusedError:
+    return EmissionRefusedError(
+        f"An emission does not continue partition {partition}.",
+        why=f"Compared with what is stored, {why}.",
+        next_step="Restart the processor: it continues from the stored offsets.",
+    )

@@ -1,0 +1,128 @@
+"""Closed shared windows as groups that a finisher takes: comparable windows side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+from moescope.core.emission import WindowGroup
+from moescope.core.vocabulary import ScopeKind, WindowKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from moescope.core.emission import LaneKey, TrailingReference
+    from moescope.core.vocabulary import CloseReason
+    from moescope.storage.shared.panes import PaneSums
+    from moescope.storage.shared.spans import WindowSpan
+
+GROUP_BYTES = 64 << 20
+"""Most counts in one group: bounds what finishing needs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWindow:
+    """One closed shared window with its sums."""
+
+    span: WindowSpan
+    sums: PaneSums
+    reason: CloseReason
+    row_version: int = 1
+
+    @property
+    def start(self) -> int:
+        """Start as stored: of task windows the first row's event time."""
+        if self.span.series.kind is not WindowKind.TASK:
+            return self.span.low
+        return 0 if self.sums.first_time_us == NO_TIME else self.sums.first_time_us
+
+    @property
+    def close_time_us(self) -> int:
+        """Logical close time: a time window's end, else the last row's event time."""
+        if self.span.series.kind is WindowKind.TIME:
+            return self.span.high
+        return self.sums.last_time_us
+
+
+def group_windows(
+    windows: Iterable[ClosedWindow],
+    find_reference: Callable[[LaneKey, str, int], TrailingReference | None],
+) -> Iterator[WindowGroup]:
+    """Groups of windows of the same lane, phase, kind, size, stride, scope and reference.
+
+    Args:
+        windows: With at least one accepted row each.
+        find_reference: (lane, phase, logical close time) → the trailing reference.
+    """
+    members: dict[tuple[object, ...], list[ClosedWindow]] = defaultdict(list)
+    references: dict[str, TrailingReference | None] = {"": None}
+    for window in windows:
+        series = window.span.series
+        reference = None
+        if window.close_time_us != NO_TIME:
+            reference = find_reference(series.lane, series.phase, window.close_time_us)
+        name = reference.reference_id if reference else ""
+        references[name] = reference
+        key: tuple[object, ...] = (
+            series.lane,
+            series.phase,
+            series.kind,
+            series.scope_kind,
+            series.scope_value,
+            window.span.size,
+            window.span.stride,
+            name,
+        )
+        members[key].append(window)
+    for group_key, found in members.items():
+        lane = found[0].span.series.lane
+        most = max(1, GROUP_BYTES // (8 * len(lane.layers) * lane.experts or 1))
+        ordered = sorted(found, key=lambda window: (window.start, window.span.series.task))
+        for begin in range(0, len(ordered), most):
+            yield _group(ordered[begin : begin + most], references[str(group_key[-1])])
+
+
+def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> WindowGroup:
+    span = windows[0].span
+    series = span.series
+    sums = [window.sums for window in windows]
+    size = len(windows)
+    seen = np.array([each.seen for each in sums], np.int64)
+    lost = np.array([each.lost for each in sums], np.int64)
+    unknown_gap = np.array([each.unknown_gap for each in sums], np.bool_)
+    node = series.scope_value if series.scope_kind is ScopeKind.NODE else ""
+    return WindowGroup(
+        lane=series.lane,
+        phase=series.phase,
+        kind=series.kind,
+        size=span.size,
+        stride=span.stride,
+        scope_kind=series.scope_kind,
+        scope_value=series.scope_value,
+        start=np.array([window.start for window in windows], np.int64),
+        first_time_us=np.array([each.first_time_us for each in sums], np.int64),
+        last_time_us=np.array([each.last_time_us for each in sums], np.int64),
+        close_time_us=np.array([window.close_time_us for window in windows], np.int64),
+        request=[""] * size,
+        task=[window.span.series.task for window in windows],
+        scene=[next(iter(each.scenes)) if len(each.scenes) == 1 else "" for each in sums],
+        node=[node] * size,
+        seen=seen,
+        expected=seen + lost,
+        lost=lost,
+        unknown_gap=unknown_gap,
+        cached=np.zeros(size, np.int64),
+        requests=np.array([each.requests for each in sums], np.int64),
+        close_reason=[window.reason for window in windows],
+        complete=(lost == 0) & ~unknown_gap,
+        weight=np.ones(size, np.float64),
+        row_version=np.array([window.row_version for window in windows], np.int32),
+        counts=np.stack([each.counts for each in sums]),
+        dropped=np.stack([each.dropped for each in sums]),
+        trailing=reference.counts if reference else None,
+        trailing_id=reference.reference_id if reference else "",
+    )

@@ -1,0 +1,97 @@
+"""Time and step windows: which are open, and which a delta comes too late for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.core.vocabulary import CloseReason, WindowKind
+from moescope.storage.shared.spans import (
+    LATENESS_US,
+    RETENTION_US,
+    Series,
+    WindowSpan,
+    starts_around,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moescope.core.emission import SharedDelta
+    from moescope.storage.shared.clocks import DomainClock
+    from moescope.storage.shared.spans import WindowShapes
+
+IntervalSeries = tuple[Series, int, int]
+"""A series with the size and stride of its windows."""
+
+
+def closes_at(span: WindowSpan) -> int:
+    """Watermark or step at which a time or step window closes."""
+    return span.high + (LATENESS_US if span.series.kind is WindowKind.TIME else 0)
+
+
+def _limit(kind: WindowKind, clock: DomainClock) -> int:
+    return clock.watermark_us if kind is WindowKind.TIME else clock.step_low
+
+
+def _reached(kind: WindowKind, clock: DomainClock) -> int:
+    return clock.reached_us if kind is WindowKind.TIME else clock.step_reached
+
+
+def is_closed(span: WindowSpan, clock: DomainClock) -> bool:
+    """Whether a window had closed when the clock stood there."""
+    return closes_at(span) <= _reached(span.series.kind, clock)
+
+
+def is_too_late(span: WindowSpan, clock: DomainClock) -> bool:
+    """Whether late rows no longer change a closed window.
+
+    Step windows have no event time of their own; there the store decides, by whether it still
+    has every pane.
+    """
+    if span.series.kind is not WindowKind.TIME:
+        return False
+    return closes_at(span) + RETENTION_US <= clock.reached_us
+
+
+class IntervalWindows:
+    """Starts of the open time and step windows."""
+
+    def __init__(self, shapes: WindowShapes) -> None:
+        self._shapes = shapes
+        self._open: dict[IntervalSeries, set[int]] = {}
+
+    def spans(self, delta: SharedDelta) -> Iterator[WindowSpan]:
+        """Windows that a pane is part of."""
+        series = Series.of(delta)
+        for size, stride in self._shapes.of(delta.kind):
+            for start in starts_around(delta.pane, size, stride):
+                yield WindowSpan(series, size, stride, start, start + size)
+
+    def open(self, span: WindowSpan) -> None:
+        """Note that a window has, or will have, a pane."""
+        key = (span.series, span.size, span.stride)
+        self._open.setdefault(key, set()).add(span.low)
+
+    def due(self, domain: str, clock: DomainClock) -> Iterator[tuple[WindowSpan, CloseReason]]:
+        """Close what is due."""
+        for key, starts in list(self._open.items()):
+            series, size, stride = key
+            if series.lane.domain != domain:
+                continue
+            limit = _limit(series.kind, clock)
+            due = [
+                span
+                for span in (WindowSpan(series, size, stride, low, low + size) for low in starts)
+                if closes_at(span) <= limit
+            ]
+            for span in sorted(due, key=lambda span: span.low):
+                starts.remove(span.low)
+                yield span, _reason(span, clock)
+            if not starts:
+                del self._open[key]
+
+
+def _reason(span: WindowSpan, clock: DomainClock) -> CloseReason:
+    if not is_closed(span, clock):
+        return CloseReason.SEALED if clock.sealed else CloseReason.STEP_PASSED
+    return CloseReason.WATERMARK if span.series.kind is WindowKind.TIME else CloseReason.STEP_PASSED
