@@ -1,0 +1,372 @@
+"""Ships one ring: each frame into exactly one numbered batch, whenever the agent is killed."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from moescope.core.batch import BatchError, DropCounters
+from moescope.core.vocabulary import Fidelity
+from moescope.core.wire import encode_batch
+from moescope.producers.agent.batching import build_batch
+from moescope.producers.agent.context import ContextRows
+from moescope.producers.agent.counts import COUNTS_CONTEXT
+from moescope.producers.agent.grouping import GroupedRows, group_rows, update_context
+from moescope.producers.agent.pending import PendingFrames
+from moescope.producers.recording.splitting import MAX_SPAN_US
+from moescope.producers.ring.notes import Note
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moescope.core.clock import Clock
+    from moescope.producers.agent.node_log import LastBatch, NodeLog
+    from moescope.producers.agent.settings import AgentSettings
+    from moescope.producers.profile import Profile
+    from moescope.producers.ring.reader import Frame, RingReader
+
+CONTEXT_SEGMENTS: Final = 2
+"""How far before its resume point a restarted agent reads again, to know context rows."""
+
+_STEP_BYTES: Final = 16 * 1024 * 1024
+_LARGEST_EXPECTED_RATIO: Final = 8
+_FILL: Final = 0.9
+
+_log = logging.getLogger("moescope.producers")
+
+
+@dataclass(slots=True)
+class ShippedCounters:
+    """What went into the batch log, in rows (tokens) unless said otherwise.
+
+    Attributes:
+        batches: All batches, heartbeats among them.
+        heartbeats: Batches without rows.
+        rows: Recorded rows that were shipped.
+        context_rows: Rows that were repeated.
+        lost_rows: Overwritten in the ring before they were read.
+        unencodable_rows: Rows that made no valid batch; reported as rejected.
+        payload_bytes: Encoded bytes.
+    """
+
+    batches: int = 0
+    heartbeats: int = 0
+    rows: int = 0
+    context_rows: int = 0
+    lost_rows: int = 0
+    unencodable_rows: int = 0
+    payload_bytes: int = 0
+
+
+class _Prepared(NamedTuple):
+    payload: bytes
+    ring_from: int
+    note: Note
+    rows: int
+    context_rows: int
+    lost_rows: int
+
+
+@dataclass(slots=True)
+class _Done:
+    """How far the prepared batches reach; `rows` is None when nobody knows."""
+
+    sequence: int = 0
+    position: int = 0
+    rows: int | None = 0
+    rejected_rows: int = 0
+    inherited: bool = False
+
+
+class RingShipper:
+    """Turns the frames of one ring into batches of the node's log.
+
+    Args:
+        reader: The ring.
+        profile: Its producer.
+        log: The node's log.
+        clock: Time.
+        settings: Of the agent.
+        counters: Are added to.
+
+    Attributes:
+        finished: Whether the ring has ended and all of it is in the log.
+    """
+
+    def __init__(
+        self,
+        reader: RingReader,
+        profile: Profile,
+        log: NodeLog,
+        *,
+        clock: Clock,
+        settings: AgentSettings,
+        counters: ShippedCounters,
+    ) -> None:
+        self.reader = reader
+        self.finished = False
+        self._profile = profile
+        self._log = log
+        self._clock = clock
+        self._settings = settings
+        self._counters = counters
+        self._context = ContextRows()
+        self._is_counts = profile.fidelity is Fidelity.COUNTS
+        self._pending = PendingFrames(MAX_SPAN_US, settings.batch_bytes)
+        self._outbox: deque[_Prepared] = deque()
+        self._has_unconfirmed = False
+        self._latest_batch = clock.monotonic()
+        self._done = self._resume()
+
+    @property
+    def shipped_to(self) -> int:
+        """Ring position up to which everything is in the log."""
+        return self._outbox[0].ring_from if self._outbox else self._done.position
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was recorded is in the log."""
+        return not self._pending.frames and not self._outbox and self.reader.is_quiet()
+
+    def step(self, *, flush: bool = False) -> bool:
+        """Ship what is due; whether there was anything to do.
+
+        Args:
+            flush: Close the open batch as soon as the ring is empty.
+
+        Raises:
+            BatchLogError: The log refused. Nothing is lost: the next step tries again.
+        """
+        try:
+            return self._step(flush=flush)
+        finally:
+            if self._has_unconfirmed:
+                self._log.flush()
+                self._has_unconfirmed = False
+
+    def _step(self, *, flush: bool) -> bool:
+        worked = self._send()
+        budget = _STEP_BYTES
+        while budget > 0:
+            frame = self.reader.read()
+            if frame is None:
+                break
+            worked = True
+            budget -= frame.header.length
+            if not self._pending.accepts(frame):
+                self._prepare(self._pending.take(), frame.header.first_us)
+                self._pending.add(frame, self._clock.monotonic())
+                self._send()
+            else:
+                self._pending.add(frame, self._clock.monotonic())
+        if budget > 0:
+            worked |= self._when_empty(flush=flush)
+        return worked
+
+    def _when_empty(self, *, flush: bool) -> bool:
+        now_us = self._clock.now_us()  # before the question, so that it is a true watermark
+        if not self.reader.is_quiet():
+            return False
+        has_ended = self.reader.has_ended
+        waited_us = (self._clock.monotonic() - self._pending.since) * 1e6
+        if self._pending.frames:
+            if flush or has_ended or waited_us >= self._settings.group_us:
+                self._prepare(self._pending.take(), now_us)
+        elif has_ended:
+            if not self.reader.is_quiet():
+                return True  # it wrote once more before it ended
+            if self._is_silent_about_something():
+                self._prepare([], now_us)
+        elif self._silence_us() >= self._settings.heartbeat_us:
+            self._prepare([], now_us)
+        worked = self._send()
+        if has_ended and self._has_unconfirmed:
+            self._log.flush()  # before the ring goes
+        self.finished = has_ended and self.is_idle and not self._is_silent_about_something()
+        return worked
+
+    def _silence_us(self) -> float:
+        return (self._clock.monotonic() - self._latest_batch) * 1e6
+
+    def _is_silent_about_something(self) -> bool:
+        """Whether a ring that has ended has counts that no batch carries yet."""
+        done = self._done
+        return (
+            self.reader.rejected_rows > done.rejected_rows
+            or (self.reader.inherited_rows > 0 and not done.inherited)
+            or (done.rows is not None and self.reader.total_rows > done.rows)
+        )
+
+    def _resume(self) -> _Done:
+        last = self._log.last
+        notes = self.reader.notes()
+        note = _note_of(last, notes, self.reader.incarnation)
+        if note is not None:
+            done = _Done(
+                note.sequence + 1, note.position, note.rows, note.rejected_rows,
+                bool(note.inherited),
+            )  # fmt: skip
+            self._log.reported_batches = min(note.log_batches, self._log.dropped_batches)
+        elif last is not None and last.incarnation == self.reader.incarnation:
+            _log.warning(
+                "No note about batch %d: rows lost before it are not counted.", last.sequence
+            )
+            done = _Done(
+                last.sequence + 1, last.ring_to, None, self.reader.rejected_rows, inherited=True
+            )
+        else:
+            return _Done()
+        self._remember_before(done.position)
+        self.reader.position = done.position
+        return done
+
+    def _remember_before(self, position: int) -> None:
+        """Read again what was shipped last, for the context rows of the next batch."""
+        start = self.reader.segment_start_before(position, CONTEXT_SEGMENTS)
+        if start is None:
+            return
+        self.reader.position = start
+        pending = PendingFrames(2**62, 2**62)
+        while self.reader.position < position and (frame := self.reader.read()) is not None:
+            if not pending.accepts(frame):
+                self._remember(self._grouped(pending.take()))
+            pending.add(frame, 0.0)
+        self._remember(self._grouped(pending.take()))
+
+    def _grouped(self, frames: Sequence[Frame]) -> GroupedRows:
+        return group_rows(
+            frames, self._profile.shape, self._context, repeat_context=not self._is_counts
+        )
+
+    def _remember(self, grouped: GroupedRows) -> None:
+        update_context(self._context, grouped, COUNTS_CONTEXT if self._is_counts else ())
+
+    def _prepare(self, frames: Sequence[Frame], watermark_us: int) -> None:
+        """Make the next batch of these frames, or two where one would be too long."""
+        grouped = self._grouped(frames)
+        drops, done = self._account(frames)
+        rows = grouped.recorded_rows
+        try:
+            payload = self._encode(grouped, watermark_us, drops)
+        except BatchError:
+            if len(frames) > 1:
+                self._prepare_halves(frames, watermark_us)
+                return
+            _log.exception("%d rows of the ring make no batch.", rows)
+            self._counters.unencodable_rows += rows
+            drops = _with_rejected(drops, rows)
+            grouped, rows = _nothing(grouped), 0
+            payload = self._encode(grouped, watermark_us, drops)
+        if len(payload) > self._settings.batch_bytes and len(frames) > 1:
+            self._prepare_halves(frames, watermark_us)
+            return
+        self._adapt(frames, len(payload))
+        self._remember(grouped)
+        note = Note(
+            sequence=self._done.sequence,
+            position=done.position,
+            rows=done.rows or 0,
+            rejected_rows=done.rejected_rows,
+            log_batches=self._log.reported_batches + drops.log_batches,
+            inherited=1,
+        )
+        self._log.reported_batches += drops.log_batches
+        self._log.reported_rows += drops.log_rows
+        self._outbox.append(
+            _Prepared(
+                payload, self._done.position, note, rows, len(grouped.request) - rows,
+                drops.ring_rows,
+            )
+        )  # fmt: skip
+        self._done = done
+
+    def _prepare_halves(self, frames: Sequence[Frame], watermark_us: int) -> None:
+        middle = len(frames) // 2
+        earliest = min(frame.header.first_us for frame in frames[middle:])
+        self._prepare(frames[:middle], min(earliest, watermark_us))
+        self._prepare(frames[middle:], watermark_us)
+
+    def _encode(self, grouped: GroupedRows, watermark_us: int, drops: DropCounters) -> bytes:
+        header = self._profile.header(
+            self.reader.incarnation,
+            self._done.sequence,
+            watermark_us=watermark_us,
+            encoded_at_us=self._clock.now_us(),
+            drops=drops,
+        )
+        return encode_batch(build_batch(self._profile, header, grouped))
+
+    def _account(self, frames: Sequence[Frame]) -> tuple[DropCounters, _Done]:
+        """What was lost up to the end of these frames, and how far they reach."""
+        done = self._done
+        rows, position, lost = done.rows, done.position, 0
+        for frame in frames:
+            header = frame.header
+            if rows is not None:
+                lost += max(0, header.rows_before - rows)
+            rows = header.rows_before + header.rows
+            position = frame.end
+        if not frames and rows is not None and self.reader.has_ended and self.reader.is_quiet():
+            lost += max(0, self.reader.total_rows - rows)  # damaged, behind the last valid frame
+            rows = max(rows, self.reader.total_rows)
+        rejected = self.reader.rejected_rows
+        drops = DropCounters(
+            ring_rows=lost + (0 if done.inherited else self.reader.inherited_rows),
+            log_batches=self._log.dropped_batches - self._log.reported_batches,
+            log_rows=self._log.dropped_rows - self._log.reported_rows,
+            rejected_rows=rejected - done.rejected_rows,
+        )
+        return drops, _Done(done.sequence + 1, position, rows, rejected, inherited=True)
+
+    def _adapt(self, frames: Sequence[Frame], payload_bytes: int) -> None:
+        """Learn how many bytes of frames fill a batch."""
+        raw = sum(frame.header.length for frame in frames)
+        limit = self._settings.batch_bytes
+        if raw >= limit // 4:
+            expected = int(raw * limit * _FILL / payload_bytes)
+            self._pending.raw_bytes = min(
+                max(expected, limit // 2), _LARGEST_EXPECTED_RATIO * limit
+            )
+
+    def _send(self) -> bool:
+        """Append what is prepared."""
+        if not self._outbox:
+            return False
+        counters = self._counters
+        while self._outbox:
+            batch = self._outbox[0]
+            self.reader.note(batch.note)
+            self._log.append(batch.payload, batch.ring_from, batch.note.position, batch.rows)
+            self._outbox.popleft()
+            self._latest_batch = self._clock.monotonic()
+            counters.batches += 1
+            counters.heartbeats += batch.rows == 0 and batch.context_rows == 0
+            counters.rows += batch.rows
+            counters.context_rows += batch.context_rows
+            counters.lost_rows += batch.lost_rows
+            counters.payload_bytes += len(batch.payload)
+            self._has_unconfirmed = True
+        return True
+
+
+def _note_of(last: LastBatch | None, notes: Sequence[Note], incarnation: int) -> Note | None:
+    """The note about the last batch that was appended, if there is one."""
+    if last is not None and last.incarnation == incarnation:
+        return next((note for note in notes if note.sequence == last.sequence), None)
+    # Nothing of this ring is in the log. Two notes mean that there was: the log was removed.
+    return notes[0] if len(notes) > 1 else None
+
+
+def _with_rejected(drops: DropCounters, rows: int) -> DropCounters:
+    return DropCounters(
+        ring_rows=drops.ring_rows,
+        log_batches=drops.log_batches,
+        log_rows=drops.log_rows,
+        rejected_rows=drops.rejected_rows + rows,
+    )
+
+
+def _nothing(grouped: GroupedRows) -> GroupedRows:
+    return GroupedRows([], grouped.request[:0], {}, 0, grouped.ended)

@@ -1,0 +1,212 @@
+"""Check one `record()` call and bring its columns into the ring's shape, without a lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from moescope.core.vocabulary import Phase
+from moescope.producers.recording.running import rows_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sized
+
+    from numpy.typing import NDArray
+
+    from moescope.producers.ring.rows import RowShape
+
+_LATEST_TIME_US: Final = 2**62
+_LARGEST_POSITION: Final = 2**31 - 1
+_PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
+    phase.value: phase for phase in Phase
+}
+_ID_DIMENSIONS: Final = 3  # tokens, layers, k
+_INTEGERS: Final = "iu"
+
+
+class RejectedCallError(Exception):
+    """No row of a call can be recorded; never leaves the recorder."""
+
+
+@dataclass(slots=True)
+class RecordCall:
+    """The rows of one call.
+
+    Attributes:
+        names: Request ids, one per run of consecutive rows; None for what is no text.
+        counts: Rows of each run.
+        values: Columns by name: arrays of `rows` rows, or scalars that hold for each row.
+        padding: bool [rows] or None.
+        bad_rows: bool [rows], rows that cannot be recorded, or None when all can.
+        bad_row_reason: Why, for the log.
+    """
+
+    rows: int
+    names: list[str | None]
+    counts: list[int]
+    values: dict[str, Any]
+    padding: NDArray[np.bool_] | None = None
+    bad_rows: NDArray[np.bool_] | None = None
+    bad_row_reason: str = ""
+
+    def condemn(self, bad: NDArray[np.bool_], reason: str) -> None:
+        """Mark more rows as impossible to record."""
+        self.bad_rows = bad if self.bad_rows is None else self.bad_rows | bad
+        self.bad_row_reason = reason
+
+    def keep(self, keep: NDArray[np.bool_]) -> list[int]:
+        """Cut out all other rows; returns how many of each former run are left."""
+        kept = rows_kept(self.counts, keep)
+        self.values = {
+            name: value[keep] if np.ndim(value) else value for name, value in self.values.items()
+        }
+        if self.padding is not None:
+            self.padding = self.padding[keep]
+        self.counts = [count for count in kept if count]
+        self.rows = sum(kept)
+        return kept
+
+
+def rows_given(positions: object, expert_ids: object) -> int:
+    """How many rows a call meant, as well as can be told from arguments of any kind."""
+    for argument in (positions, expert_ids):
+        try:
+            return len(cast("Sized", argument))
+        except TypeError:
+            continue
+    return 0
+
+
+def check_call(
+    shape: RowShape,
+    request_ids: object,
+    positions: object,
+    expert_ids: object,
+    phase: object,
+    *,
+    rows_per_request: object = None,
+    padding: object = None,
+    **optional: object,
+) -> RecordCall:
+    """Check a call's arguments and name its columns.
+
+    Raises:
+        RejectedCallError: No row can be recorded; the message says why.
+    """
+    ids = np.asarray(expert_ids)
+    expected = (shape.layers, shape.top_k)
+    if ids.ndim != _ID_DIMENSIONS or ids.shape[1:] != expected:
+        raise RejectedCallError(f"expert_ids has shape {ids.shape}, not (T, {expected})")
+    if ids.dtype.kind not in _INTEGERS:
+        raise RejectedCallError(f"expert_ids is {ids.dtype}, not integer")
+    rows = len(ids)
+    position = _integers("positions", positions, rows)
+    names, counts = _runs(request_ids, rows_per_request, rows)
+    call = RecordCall(
+        rows,
+        names,
+        counts,
+        {"position": position, "phase": _phase(phase, rows), "expert_ids": ids},
+    )
+    if rows == 0:
+        return call
+    if int(ids.min()) < 0 or int(ids.max()) >= shape.experts:
+        bad = (ids < 0) | (ids >= shape.experts)
+        call.condemn(
+            np.asarray(bad.any(axis=(1, 2))), f"expert ids outside of 0 … {shape.experts - 1}"
+        )
+    if int(position.min()) < 0 or int(position.max()) > _LARGEST_POSITION:
+        outside = np.asarray((position < 0) | (position > _LARGEST_POSITION), np.bool_)
+        call.condemn(outside, "positions out of range")
+    if padding is not None:
+        call.padding = _shaped("padding", np.asarray(padding), (rows,), "b")
+    for name, value in optional.items():
+        if value is not None:
+            _add_optional(call, shape, name, value)
+    return call
+
+
+def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -> None:
+    rows = call.rows
+    array = np.asarray(value)
+    if name in _INTEGER_COLUMNS:
+        if array.ndim:
+            array = _integers(name, array, rows)
+        elif array.dtype.kind not in _INTEGERS:
+            raise RejectedCallError(f"{name} is {array.dtype}, not integer")
+        call.values[name] = array
+        if name == "event_time_us":
+            _check_times(call, array)
+        return
+    layers, k = shape.layers, shape.top_k
+    if name == "dropped":
+        call.values[name] = _shaped(name, array, (rows, layers, k), "b")
+        return
+    wanted = (rows, layers, k) if name == "weights" else (rows, layers)
+    call.values[name] = _shaped(name, array, wanted, "f")
+
+
+_INTEGER_COLUMNS: Final = frozenset(
+    {"event_time_us", "pass_id", "step", "token_id", "content_key", "block"}
+)
+
+
+def _check_times(call: RecordCall, times: NDArray[Any]) -> None:
+    if int(times.min()) < 0 or int(times.max()) > _LATEST_TIME_US:
+        bad = np.broadcast_to((times < 0) | (times > _LATEST_TIME_US), call.rows)
+        call.condemn(bad, "event times that are no microseconds since 1970")
+
+
+def _integers(name: str, value: object, rows: int) -> NDArray[Any]:
+    return _shaped(name, np.asarray(value), (rows,), _INTEGERS)
+
+
+def _shaped(name: str, array: NDArray[Any], wanted: tuple[int, ...], kinds: str) -> NDArray[Any]:
+    if array.shape != wanted:
+        raise RejectedCallError(f"{name} has shape {array.shape}, not {wanted}")
+    if array.dtype.kind not in kinds and array.size:
+        raise RejectedCallError(f"{name} is {array.dtype}, which it cannot be")
+    return array
+
+
+def _phase(phase: object, rows: int) -> int | NDArray[Any]:
+    if isinstance(phase, str | int):
+        known = _PHASES.get(phase.lower() if isinstance(phase, str) else phase)
+        if known is None:
+            raise RejectedCallError(f"phase is {phase!r}, not one of {[*Phase.__members__]}")
+        return int(known)
+    phases = _integers("phase", phase, rows)
+    if rows and not 0 <= int(phases.min()) <= int(phases.max()) < len(Phase):
+        raise RejectedCallError("phase has a value that is no phase")
+    return phases
+
+
+def _runs(
+    request_ids: object,
+    rows_per_request: object,
+    rows: int,
+) -> tuple[list[str | None], list[int]]:
+    if isinstance(request_ids, str):
+        return [request_ids], [rows]
+    names = (
+        request_ids.tolist()
+        if isinstance(request_ids, np.ndarray)
+        else list(cast("Iterable[Any]", request_ids))
+    )
+    if set(map(type, names)) - {str}:
+        names = [str(name) if isinstance(name, str) else None for name in names]
+    if rows_per_request is None:
+        if len(names) != rows:
+            raise RejectedCallError(f"{len(names)} request ids for {rows} rows")
+        if len(set(names)) == rows:
+            return names, [1] * rows
+        runs = [(name, sum(1 for _ in group)) for name, group in groupby(names)]
+    else:
+        counts = _integers("rows_per_request", rows_per_request, len(names)).tolist()
+        if sum(counts) != rows or (counts and min(counts) < 0):
+            raise RejectedCallError(f"rows_per_request adds up to {sum(counts)}, not to {rows}")
+        runs = [(name, count) for name, count in zip(names, counts, strict=True) if count]
+    return [name for name, _ in runs], [count for _, count in runs]

@@ -1,0 +1,103 @@
+"""The recorder's folder: node names that are taken, and rings that nobody came to read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+from moescope.core.errors import MoescopeError
+from moescope.producers.profile import Profile
+from moescope.producers.ring.layout import RING_SUFFIX
+from moescope.producers.ring.reader import RingReader, is_locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AGENT_LOCK: Final = "agent.lock"
+"""Held by the agent of the folder."""
+
+UNREAD_RINGS_KEPT: Final = 3
+_MOST_NODES: Final = 1_024
+
+_log = logging.getLogger("moescope.producers")
+
+
+def default_node(directory: Path) -> str:
+    """A name that another folder or host does not have, and that a restart finds again."""
+    folder = blake2b(str(directory.resolve()).encode(), digest_size=3).hexdigest()
+    return f"{socket.gethostname()}-{folder}"
+
+
+def take_node(directory: Path, node: str) -> tuple[str, int]:
+    """Take a node's name for as long as the returned file stays open.
+
+    A living recorder of the folder may have it: then the name gets a number, since two producers
+    under one name would hide each other's silence.
+
+    Returns:
+        The name, and the file that holds it.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    for number in range(_MOST_NODES):
+        name = f"{node}.{number}" if number else node
+        digest = blake2b(name.encode(), digest_size=8).hexdigest()
+        file = os.open(directory / f"node-{digest}.lock", os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            continue
+        if number:
+            _log.warning("Node %r is recorded by another process: this one is %r.", node, name)
+        return name, file
+    raise OSError(f"{_MOST_NODES} recorders are running in {directory}")
+
+
+def remove_unread_rings(directory: Path, node: str) -> int:
+    """Make room: of a node's dead rings keep the newest, unless an agent runs and drains them.
+
+    An engine that restarts in a loop beside a dead agent would fill the disk otherwise.
+
+    Returns:
+        Rows that were removed unread.
+    """
+    if _agent_runs(directory):
+        return 0
+    dead: list[tuple[int, Path, int]] = []
+    for path in directory.glob(f"*{RING_SUFFIX}"):
+        with contextlib.suppress(MoescopeError, OSError):
+            ring = RingReader(path)
+            try:
+                if ring.has_ended and Profile.from_bytes(ring.profile).node == node:
+                    notes = ring.notes()
+                    unread = ring.total_rows - (notes[-1].rows if notes else 0)
+                    if not (notes and notes[-1].inherited):
+                        unread += ring.inherited_rows
+                    dead.append((ring.created_at_us, path, unread))
+            finally:
+                ring.close()
+    removed = 0
+    for _, path, unread in sorted(dead)[: max(0, len(dead) - UNREAD_RINGS_KEPT)]:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed += unread
+            _log.warning("Removed the ring %s: no agent came for its %d rows.", path.name, unread)
+    return removed
+
+
+def _agent_runs(directory: Path) -> bool:
+    try:
+        file = os.open(directory / AGENT_LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return is_locked(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,248 @@
+"""The requests that the engine is working on: facts for the ring, and high-water positions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moescope.core.vocabulary import UNKNOWN_SCENE, Phase, RowFlag
+from moescope.producers.ring.facts import MAX_NAME_BYTES, RequestFacts, pack_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+MAX_RUNNING: Final = 65_536
+"""An engine that never ends its requests must not make the recorder grow."""
+
+_SAMPLING_SALT: Final = b"moescope producer sampling"
+_RECOMPUTED: Final = np.uint8(RowFlag.RECOMPUTED)
+_PADDING: Final = np.uint8(RowFlag.PADDING)
+_NEVER_COUNTED_PHASES: Final = (Phase.WARMUP, Phase.DRAFT)
+
+
+class RunningRequest:
+    """One request on the engine.
+
+    Attributes:
+        facts: Packed `RequestFacts`.
+        high_water: Greatest position recorded so far.
+        is_recorded: False when sampling leaves the request out.
+    """
+
+    __slots__ = ("facts", "high_water", "is_recorded")
+
+    def __init__(self, facts: bytes, *, is_recorded: bool) -> None:
+        self.facts = facts
+        self.high_water = -1
+        self.is_recorded = is_recorded
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRequests:
+    """The running requests of one call's runs.
+
+    Attributes:
+        requests: One per run, or None where the name cannot be a request id.
+        facts: Packed facts, one per run.
+        packed: All of them in a row.
+        has_impossible: Whether a request is None.
+    """
+
+    requests: Sequence[RunningRequest | None]
+    facts: Sequence[bytes]
+    packed: bytes
+    has_impossible: bool
+
+
+class RunningRequests:
+    """The running requests, the least recently used one forgotten first.
+
+    Args:
+        sampling_ratio: Share of the requests to record, chosen by a hash of the id.
+        capacity: How many are remembered.
+    """
+
+    def __init__(self, sampling_ratio: float = 1.0, capacity: int = MAX_RUNNING) -> None:
+        self._sampled_below = round(sampling_ratio * 2**64)
+        self._capacity = capacity
+        self._running: OrderedDict[str, RunningRequest] = OrderedDict()
+        self._latest: tuple[list[str | None], ResolvedRequests] | None = None
+
+    def __len__(self) -> int:
+        """How many requests are remembered."""
+        return len(self._running)
+
+    def begin(self, facts: RequestFacts) -> None:
+        """Learn a request's facts; its high-water position stays if it is running already.
+
+        Raises:
+            ValueError: A name or number cannot be stored.
+        """
+        check_facts(facts)
+        packed = pack_facts(facts)
+        self._latest = None
+        known = self._running.get(facts.request)
+        if known is not None:
+            known.facts = packed
+            return
+        self._add(facts.request, packed)
+
+    def resolve(self, names: list[str | None]) -> ResolvedRequests:
+        """The requests of these ids, begun with defaults where need be.
+
+        Decoding engines pass the same ids step after step: the latest answer is kept.
+        """
+        if self._latest is not None and self._latest[0] == names:
+            return self._latest[1]
+        requests = [self._find(name) for name in names]
+        facts = [request.facts if request else b"" for request in requests]
+        resolved = ResolvedRequests(requests, facts, b"".join(facts), None in requests)
+        self._latest = (names, resolved)
+        return resolved
+
+    def _find(self, request: str | None) -> RunningRequest | None:
+        if request is None:
+            return None
+        known = self._running.get(request)
+        if known is not None:
+            self._running.move_to_end(request)
+            return known
+        facts = RequestFacts(request, request, UNKNOWN_SCENE)
+        try:
+            check_facts(facts)
+        except ValueError:
+            return None
+        return self._add(request, pack_facts(facts))
+
+    def end(self, request: str) -> RunningRequest | None:
+        """Forget a request; None if it was not running."""
+        self._latest = None
+        return self._running.pop(request, None)
+
+    def _add(self, request: str, facts: bytes) -> RunningRequest:
+        added = self._running[request] = RunningRequest(
+            facts, is_recorded=self._is_sampled(request)
+        )
+        if len(self._running) > self._capacity:
+            self._running.popitem(last=False)
+        return added
+
+    def _is_sampled(self, request: str) -> bool:
+        digest = blake2b(request.encode(), digest_size=8, key=_SAMPLING_SALT).digest()
+        return int.from_bytes(digest, "little") < self._sampled_below
+
+
+def check_facts(facts: RequestFacts) -> None:
+    """Check what a caller said about a request.
+
+    Raises:
+        ValueError: A name is no short text, or a number no position.
+    """
+    for name, value in zip(("request id", "task", "scene"), facts, strict=False):
+        if not isinstance(value, str) or len(value.encode()) > MAX_NAME_BYTES:
+            raise ValueError(f"the {name} is no text of at most {MAX_NAME_BYTES} bytes")
+    for name in ("prompt_tokens", "cached_tokens"):
+        number = getattr(facts, name)
+        if not isinstance(number, int) or not -1 <= number < 2**31:
+            raise ValueError(f"{name} is {number!r}, which is no number of tokens")
+
+
+def flags_for(
+    requests: Sequence[RunningRequest],
+    counts: Sequence[int],
+    position: NDArray[Any],
+    phase: int | NDArray[Any],
+    padding: NDArray[np.bool_] | None,
+) -> NDArray[np.uint8]:
+    """Flags of rows, moving each request's high-water position.
+
+    A position that is not above all earlier ones of its request is `RECOMPUTED`: the first
+    attempt wins, whatever the phases. Padding, warm-up and draft rows take no part in that.
+
+    Args:
+        requests: The request of each run.
+        counts: Rows of each run, at least 1.
+        position: Integers [T].
+        phase: One phase, or [T].
+        padding: Booleans [T] or None.
+
+    Returns:
+        uint8 [T], `RowFlag` bits.
+    """
+    flags = np.zeros(len(position), np.uint8)
+    if padding is not None:
+        flags[padding] = _PADDING
+    if isinstance(phase, int):
+        if phase in _NEVER_COUNTED_PHASES:
+            return flags
+        outside = padding
+    else:
+        unhealthy = np.isin(phase, _NEVER_COUNTED_PHASES)
+        outside = unhealthy if padding is None else unhealthy | padding
+    if outside is not None and outside.any():
+        _flag_some(flags, requests, counts, position, outside)
+    elif len(requests) == len(position):
+        _flag_single_rows(flags, requests, position.tolist())
+    else:
+        _flag_runs(flags, requests, counts, position)
+    return flags
+
+
+def _flag_single_rows(
+    flags: NDArray[np.uint8], requests: Sequence[RunningRequest], positions: list[int]
+) -> None:
+    for index, running in enumerate(requests):
+        if positions[index] > running.high_water:
+            running.high_water = positions[index]
+        else:
+            flags[index] |= _RECOMPUTED
+
+
+def _flag_runs(
+    flags: NDArray[np.uint8],
+    requests: Sequence[RunningRequest],
+    counts: Sequence[int],
+    position: NDArray[Any],
+) -> None:
+    start = 0
+    for running, rows in zip(requests, counts, strict=True):
+        here = position[start : start + rows].astype(np.int64, copy=False)
+        highest = np.maximum.accumulate(here)
+        before = np.empty_like(highest)
+        before[0] = running.high_water
+        np.maximum(highest[:-1], running.high_water, out=before[1:])
+        flags[start : start + rows][here <= before] |= _RECOMPUTED
+        running.high_water = max(running.high_water, int(highest[-1]))
+        start += rows
+
+
+def _flag_some(
+    flags: NDArray[np.uint8],
+    requests: Sequence[RunningRequest],
+    counts: Sequence[int],
+    position: NDArray[Any],
+    outside: NDArray[np.bool_],
+) -> None:
+    inside = ~outside
+    kept = rows_kept(counts, inside)
+    chosen = flags[inside]
+    _flag_runs(
+        chosen,
+        [running for running, count in zip(requests, kept, strict=True) if count],
+        [count for count in kept if count],
+        position[inside],
+    )
+    flags[inside] = chosen
+
+
+def rows_kept(counts: Sequence[int], keep: NDArray[np.bool_]) -> list[int]:
+    """How many rows of each run (of at least one row) a mask over all rows keeps."""
+    starts = np.cumsum([0, *counts[:-1]])
+    kept: list[int] = np.add.reduceat(keep, starts, dtype=np.int64).tolist()
+    return kept

@@ -1,0 +1,1 @@
+"""The ring: a memory-mapped file between the engine and the agent, bounded and drop-oldest."""
