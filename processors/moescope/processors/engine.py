@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moescope.core.emission import Emission, FinishedWindows, Histograms
+from moescope.processors.merge import merge_deltas
 from moescope.processors.partition import Partition
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Engine:
         self._touched.clear()
         emission = Emission(
             progress=tuple(progress),
-            deltas=tuple(deltas),
+            deltas=tuple(merge_deltas(deltas)),
             batches=tuple(batches),
             dead_letters=tuple(dead_letters),
             references=tuple(references),

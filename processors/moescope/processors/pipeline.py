@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.clock import SystemClock
+from moescope.core.errors import MoescopeError
 from moescope.processors.engine import Engine
 from moescope.processors.sources.protocol import SourceGap, SourceRecord
 
@@ -16,15 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from moescope.core.clock import Clock
-    from moescope.core.emission import EmissionStore, Finisher
+    from moescope.core.emission import Emission, EmissionStore, Finisher
     from moescope.processors.config import WindowConfig
     from moescope.processors.engine import UnfinishedEmission
     from moescope.processors.sources.protocol import Source
 
 READ_RECORDS = 16
 READ_BYTES = 4 << 20
-WAITING_COMMITS = 2
+WAITING_COMMITS = 1
+LARGEST_COMMIT = 16
+"""How many times `commit_records` a commit may grow while the one before is being written."""
 IDLE_SECONDS = 0.05
+RETRY_PAUSE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class PipelineTotals:
     commits: int = 0
     token_windows: int = 0
     dead_letters: int = 0
+    retries: int = 0
 
 
 class _Reading:
@@ -58,6 +63,7 @@ class Pipeline:
         config: declared windows.
         commit_interval: seconds between commits while records arrive.
         commit_records: most records in one commit.
+        retry_seconds: how long a commit that failed for a passing reason is tried again.
         clock: wall clock, for commit intervals only: results never depend on it.
         on_commit: Called on the committing thread after each commit.
     """
@@ -71,6 +77,7 @@ class Pipeline:
         *,
         commit_interval: float = 1.0,
         commit_records: int = 256,
+        retry_seconds: float = 60.0,
         clock: Clock | None = None,
         on_commit: Callable[[PipelineTotals], None] | None = None,
     ) -> None:
@@ -79,6 +86,7 @@ class Pipeline:
         self._finisher = finisher
         self._commit_interval = commit_interval
         self._commit_records = commit_records
+        self._retry_seconds = retry_seconds
         self._clock = clock or SystemClock()
         self._on_commit = on_commit
         self._engine = Engine(config, store.load_progress())
@@ -114,8 +122,7 @@ class Pipeline:
         while not stop.is_set() and self._failure is None:
             done = self._step()
             uncommitted += done
-            elapsed = self._clock.monotonic() - last_commit
-            if uncommitted >= self._commit_records or elapsed >= self._commit_interval:
+            if self._is_due(uncommitted, self._clock.monotonic() - last_commit):
                 self._commit()
                 uncommitted = 0
                 last_commit = self._clock.monotonic()
@@ -126,6 +133,13 @@ class Pipeline:
                     break
                 stop.wait(IDLE_SECONDS)
         self._commit()
+
+    def _is_due(self, uncommitted: int, elapsed: float) -> bool:
+        """Whether to commit now: in time, and while the store is busy in larger pieces."""
+        if uncommitted >= LARGEST_COMMIT * self._commit_records:
+            return True
+        due = uncommitted >= self._commit_records or elapsed >= self._commit_interval
+        return due and self._waiting.empty()
 
     def _step(self) -> int:
         """Process one record of the partition that is furthest behind; 0 when there is none."""
@@ -188,6 +202,20 @@ class Pipeline:
             else:
                 return
 
+    def _apply(self, emission: Emission) -> None:
+        """Apply an emission, again and again while the store says that it may yet work."""
+        gives_up = self._clock.monotonic() + self._retry_seconds
+        while True:
+            try:
+                self._store.apply(emission)
+            except MoescopeError as error:
+                if not error.retriable or self._clock.monotonic() >= gives_up:
+                    raise
+                self.totals.retries += 1
+                self._clock.sleep(RETRY_PAUSE_SECONDS)
+            else:
+                return
+
     def _write(self) -> None:
         while True:
             unfinished: Any = self._waiting.get()
@@ -195,7 +223,9 @@ class Pipeline:
                 return
             try:
                 emission = unfinished.finish(self._finisher)
-                self._store.apply(emission)
+                self._apply(emission)
+                for progress in emission.progress:
+                    self._source.committed(progress.partition, progress.replay_from)
             except BaseException as error:  # noqa: BLE001 (raised again by the reading thread)
                 self._failure = error
                 return

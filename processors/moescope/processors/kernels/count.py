@@ -111,7 +111,7 @@ def _ranks_of_block(
     for i in range(width):
         bad[i] |= np.uint8(ranks[top_k - 1, i] >= experts)
         any_bad |= bad[i]
-    return any_bad != 0
+    return bool(any_bad != 0)
 
 
 @compiled

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moescope.core.batchlog import BatchLogReader, PartitionNotFoundError, partition_names
+from moescope.core.batchlog import (
+    BatchLogReader,
+    Cursor,
+    PartitionNotFoundError,
+    partition_names,
+)
 from moescope.processors.sources.protocol import Poll, SourceGap, SourceRecord
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+CURSOR = "processor"
 
 
 class BatchLogSource:
     """All partitions below a log root; new ones appear as they are made.
+
+    A cursor per partition stands at the committed `replay_from`, so that the byte cap removes
+    first what nothing needs any more.
 
     Args:
         root: Log root; need not exist yet.
@@ -21,6 +33,20 @@ class BatchLogSource:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._readers: dict[str, BatchLogReader] = {}
+        self._cursors: dict[str, Cursor] = {}
+
+    def __enter__(self) -> Self:
+        """The source itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the open segments."""
+        self.close()
 
     def partitions(self) -> dict[str, str]:
         """Name → watermark domain of every partition that exists now."""
@@ -61,6 +87,14 @@ class BatchLogSource:
             exhausted=exhausted,
             sealed=sealed and exhausted,
         )
+
+    def committed(self, partition: str, replay_from: int) -> None:
+        """Move the partition's cursor to where a restart would read from."""
+        cursor = self._cursors.get(partition)
+        if cursor is None:
+            cursor = self._cursors[partition] = Cursor(self._root, partition, CURSOR)
+        if replay_from > cursor.offset:
+            cursor.advance(replay_from)
 
     def close(self) -> None:
         """Close the open segments."""

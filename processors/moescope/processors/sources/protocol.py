@@ -49,3 +49,7 @@ class Source(Protocol):
     def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
         """Read from an offset on."""
         ...
+
+    def committed(self, partition: str, replay_from: int) -> None:
+        """Learn that nothing below `replay_from` will be read again."""
+        ...

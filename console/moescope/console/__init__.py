@@ -1,0 +1,1 @@
+"""The `moescope` command: wires the components together."""

@@ -1,0 +1,84 @@
+"""`moescope store`: the store file itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from moescope.console.options import AsJson, ConfigFile, DataDirectory, Yes, settings_from
+from moescope.console.output import note, print_json, print_pairs
+
+if TYPE_CHECKING:
+    from moescope.core.settings import Settings
+
+app = typer.Typer(help="Migrate and export the store.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def migrate(
+    config: ConfigFile = None, data: DataDirectory = None, as_json: AsJson = False, yes: Yes = False
+) -> None:
+    """Bring the store's tables to this version's schema; an owner does so when it starts.
+
+    Example: moescope store migrate --yes
+    """
+    from moescope.core.clock import SystemClock
+    from moescope.storage.database import open_database
+    from moescope.storage.schema import migrate as migrate_schema
+    from moescope.storage.schema import schema_version
+
+    path = _existing_store(settings_from(config, data))
+    if not yes:
+        note("Make a copy of the store file first; a migration cannot be taken back.")
+        typer.confirm(f"Migrate {path}?", abort=True, err=True)
+    with open_database(path) as connection:
+        applied = migrate_schema(connection, SystemClock())
+        version = schema_version(connection)
+    result = {"store": str(path), "schema_version": version, "migrations_applied": applied}
+    if as_json:
+        print_json(result)
+    else:
+        print_pairs({**result, "migrations_applied": "; ".join(applied) or "none needed"})
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="New or empty folder for the Parquet files.")],
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export every table to Parquet from one read transaction; needs the owner to be stopped.
+
+    Example: moescope store export backup/2026-11-30
+    """
+    from moescope.console.owner import open_store
+    from moescope.console.progress import progress
+    from moescope.core.clock import SystemClock
+    from moescope.processors.finish import WindowFinisher
+    from moescope.storage.export import export_all
+
+    settings = settings_from(config, data)
+    path = _existing_store(settings)
+    with progress(f"exporting {path}"), open_store(settings, WindowFinisher()) as store:
+        manifest = export_all(store, folder, SystemClock())
+    tables = {name: len(files) for name, files in manifest.files.items()}
+    if as_json:
+        print_json({"folder": str(folder), "files": tables})
+    else:
+        print_pairs({"folder": str(folder), **{f"files of {n}": k for n, k in tables.items()}})
+
+
+def _existing_store(settings: Settings) -> Path:
+    from moescope.core.errors import InputError
+    from moescope.storage.places import store_file
+
+    path = store_file(settings.data_directory)
+    if not path.exists():
+        raise InputError(
+            f"There is no store at {path}.",
+            next_step="Check --data; `moescope run all` makes a new store.",
+        )
+    return path

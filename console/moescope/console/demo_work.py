@@ -1,0 +1,188 @@
+"""The demo's work: a simulated fleet in a process of its own, the owner in this one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+import threading
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from moescope.console.owner import Owner
+from moescope.console.places import log_root
+from moescope.console.progress import progress
+from moescope.core.errors import InputError, InternalError
+from moescope.producers.simulator import LABELS_FILE, SimulationTotals, scenario_named, simulate
+from moescope.storage.connect import connect
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from moescope.core.settings import Settings
+    from moescope.processors.pipeline import PipelineTotals
+
+DEMO_MARK: Final = ".moescope-demo"
+SCENARIO: Final = "demo"
+
+WINDOWS_SQL = """
+    SELECT window_kind, count(*) AS rows,
+        count(*) FILTER (complete) AS complete_rows, sum(weight) AS windows_times_layers
+    FROM windows GROUP BY 1 ORDER BY 1
+"""
+
+COUNTED_SQL = """
+    SELECT sum(tokens) AS tokens, sum(seen) AS rows, sum(lost) AS lost
+    FROM windows
+    WHERE window_kind = 'time' AND scope_kind = 'all' AND size = 1000000
+        AND layer = (SELECT min(layer) FROM windows)
+"""
+
+WORST_SQL = """
+    SELECT window_kind, size, scope_kind, scope_value, node, phase, request, start_time, close_time,
+        layer, tokens, js_uniform, js_uniform_floor, times_floor, hot_load_share
+    FROM worst_windows
+    WHERE complete AND window_kind = $kind AND scope_kind = 'all' AND size = $size
+    ORDER BY times_floor DESC LIMIT 5
+"""
+
+HOTTEST_SQL = """
+    SELECT layer, expert, max(streak) AS windows_in_a_row, max(share) AS highest_share
+    FROM hot_experts
+    WHERE window_kind = 'time' AND scope_kind = 'all' AND size = 5000000
+    GROUP BY 1, 2 ORDER BY 3 DESC, 4 DESC LIMIT 5
+"""
+
+LEAST_COVERED_SQL = """
+    SELECT scope_value AS node, start_time, tokens, lost, coverage
+    FROM windows
+    WHERE window_kind = 'time' AND scope_kind = 'node' AND size = 60000000
+        AND layer = (SELECT min(layer) FROM windows)
+    ORDER BY coverage NULLS FIRST LIMIT 3
+"""
+
+REASONS_SQL = """
+    SELECT reason, count(*) AS batches, sum(suspicious_pairs) AS suspicious_pairs,
+        sum(lost_rows) AS lost_rows
+    FROM (SELECT unnest(reasons) AS reason, suspicious_pairs, lost_rows FROM batches)
+    GROUP BY 1 ORDER BY 2 DESC
+"""
+
+
+def run_demo(settings: Settings, *, nodes: int, duration_s: int, seed: int) -> dict[str, Any]:
+    """Run the demo in the data directory of the settings.
+
+    Returns:
+        Totals, planted incidents, what was counted, and the worst windows.
+
+    Raises:
+        InputError: The folder holds something that is no demo.
+        InternalError: The simulator's process broke.
+    """
+    directory = settings.data_directory
+    _make_room(directory)
+    root = log_root(directory)
+    root.mkdir()
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    fleet = multiprocessing.get_context("spawn").Process(
+        target=_simulate, args=(root, nodes, duration_s, seed, sender), daemon=True
+    )
+    began = time.monotonic()
+    fleet.start()
+    sender.close()
+    with progress(f"{nodes} nodes, {duration_s} s of event time", duration_s) as report:
+        simulated: SimulationTotals | None = None
+        stop = threading.Event()
+        seconds = 0
+
+        def on_commit(totals: PipelineTotals) -> None:
+            report(seconds, f"{totals.records:,} batches, {totals.token_windows:,} token windows")
+
+        def follow() -> None:
+            nonlocal simulated, seconds
+            try:
+                while simulated is None:
+                    message = receiver.recv()
+                    if isinstance(message, int):
+                        seconds = message
+                    else:
+                        simulated = message
+            except EOFError:
+                pass
+            finally:
+                stop.set()
+
+        following = threading.Thread(target=follow, name="demo-fleet", daemon=True)
+        following.start()
+        with Owner(settings, on_commit=on_commit) as owner:
+            owner.pipeline.run(stop=stop)
+            following.join()
+            if simulated is None:
+                raise InternalError(
+                    "The simulated fleet stopped early.",
+                    why=f"Its process ended with exit code {fleet.exitcode}.",
+                    next_step="See the messages above; `moescope simulate demo` runs it alone.",
+                )
+            processed = owner.run(until_idle=True)
+    fleet.join()
+    elapsed = time.monotonic() - began
+    return {
+        "seconds": elapsed,
+        "simulated": asdict(simulated),
+        "processed": asdict(processed),
+        "data": str(directory),
+        **_questions(directory, root),
+    }
+
+
+def _simulate(root: Path, nodes: int, duration_s: int, seed: int, sender: Connection) -> None:
+    totals = simulate(
+        scenario_named(SCENARIO),
+        root,
+        seed=seed,
+        duration_s=duration_s,
+        nodes=nodes,
+        node_prefix="node",
+        progress=lambda seconds, _: sender.send(seconds),
+    )
+    sender.send(totals)
+    sender.close()
+
+
+def _questions(directory: Path, root: Path) -> dict[str, Any]:
+    with connect(directory) as connection:
+        labels = json.loads((root / LABELS_FILE).read_text(encoding="utf-8"))
+        for incident in labels["incidents"]:
+            incident["requests"] = len(incident["requests"])
+        return {
+            "planted": labels["incidents"],
+            "start_us": labels["start_us"],
+            "counted": connection.sql(COUNTED_SQL).to_dicts()[0],
+            "windows": connection.sql(WINDOWS_SQL).to_dicts(),
+            "worst": {
+                name: connection.sql(WORST_SQL, {"kind": kind, "size": size}).to_dicts()
+                for name, kind, size in (
+                    ("token windows of 128", "token", 128),
+                    ("time windows of 5 s", "time", 5_000_000),
+                )
+            },
+            "hottest": connection.sql(HOTTEST_SQL).to_dicts(),
+            "least_covered": connection.sql(LEAST_COVERED_SQL).to_dicts(),
+            "reasons": connection.sql(REASONS_SQL).to_dicts(),
+        }
+
+
+def _make_room(directory: Path) -> None:
+    mark = directory / DEMO_MARK
+    if directory.exists() and any(directory.iterdir()):
+        if not mark.exists():
+            raise InputError(
+                f"{directory} is not empty, and no demo made it.",
+                why="The demo replaces its folder.",
+                next_step="Choose another one with --data.",
+            )
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    mark.write_text("This folder is replaced by `moescope demo`.\n", encoding="utf-8")

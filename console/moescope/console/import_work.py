@@ -1,0 +1,57 @@
+"""Importing files and processing them right away, when no owner runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moescope.producers.importers import FORMATS, import_files
+
+from moescope.console.output import note, print_json, print_table
+from moescope.console.owner import Owner
+from moescope.console.places import log_root
+from moescope.console.progress import progress
+from moescope.core.errors import DependencyUnreachableError, InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moescope.core.settings import Settings
+
+
+def list_formats(*, as_json: bool) -> None:
+    """Print the known formats."""
+    rows = [(name, form.summary) for name, form in FORMATS.items()]
+    if as_json:
+        print_json(dict(rows))
+    else:
+        print_table(("format", "what it reads"), rows)
+
+
+def import_and_process(
+    form: str, paths: list[Path], options: list[str], settings: Settings, *, process: bool
+) -> dict[str, Any]:
+    """Import files; then roll them up, unless an owner is running and does it anyway.
+
+    Raises:
+        InputError: A file, format or option cannot be used.
+    """
+    parsed: dict[str, str] = {}
+    for option in options:
+        name, sign, value = option.partition("=")
+        if not sign:
+            raise InputError(f"{option!r} is not NAME=VALUE.", next_step="Write -o name=value.")
+        parsed[name] = value
+    root = log_root(settings.data_directory)
+    root.mkdir(parents=True, exist_ok=True)
+    with progress(f"importing {form}") as report:
+        imported = import_files(form, paths, root, parsed, progress=report)
+    result = imported.summary()
+    if process:
+        try:
+            with progress("processing"), Owner(settings) as owner:
+                owner.run(until_idle=True)
+            result["processed"] = True
+        except DependencyUnreachableError as error:
+            note(f"{error.what} It processes the import by itself.")
+            result["processed"] = False
+    return result

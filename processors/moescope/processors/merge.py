@@ -1,0 +1,60 @@
+"""Deltas of one pane, from any number of partitions, made one before they are stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from moescope.core.emission import SharedDelta
+
+
+def merge_deltas(deltas: Iterable[SharedDelta]) -> list[SharedDelta]:
+    """Add up deltas with the same lane, phase, kind, scope, task and pane.
+
+    All of their values are sums, extremes or "any of", so the store sees no difference.
+    """
+    together: dict[tuple[object, ...], list[SharedDelta]] = {}
+    for delta in deltas:
+        key = (
+            delta.lane, delta.phase, delta.kind, delta.scope_kind, delta.scope_value, delta.task,
+            delta.pane,
+        )  # fmt: skip
+        together.setdefault(key, []).append(delta)
+    return [parts[0] if len(parts) == 1 else _sum(parts) for parts in together.values()]
+
+
+def _sum(parts: list[SharedDelta]) -> SharedDelta:
+    counts = parts[0].counts.astype(np.uint64)
+    dropped = parts[0].dropped.copy()
+    gaps = parts[0].request_gaps.copy()
+    scene_tokens: dict[str, int] = dict(parts[0].scene_tokens)
+    for part in parts[1:]:
+        counts += part.counts
+        dropped += part.dropped
+        gaps += part.request_gaps
+        for scene, tokens in part.scene_tokens.items():
+            scene_tokens[scene] = scene_tokens.get(scene, 0) + tokens
+    return replace(
+        parts[0],
+        counts=counts,
+        dropped=dropped,
+        request_gaps=gaps,
+        scene_tokens=scene_tokens,
+        seen=sum(part.seen for part in parts),
+        lost=sum(part.lost for part in parts),
+        unknown_gap=any(part.unknown_gap for part in parts),
+        first_time_us=min(
+            (part.first_time_us for part in parts if part.first_time_us != NO_TIME),
+            default=NO_TIME,
+        ),
+        last_time_us=max(part.last_time_us for part in parts),
+        requests=sum(part.requests for part in parts),
+        last_of_task=any(part.last_of_task for part in parts),
+    )
