@@ -1,0 +1,74 @@
+"""What a format has to provide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from moescope.core.batch import RoutingBatch
+    from moescope.producers.importers.identity import ImportIdentity
+    from moescope.producers.importers.options import Option
+    from moescope.producers.importers.report import Rejects
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedFile:
+    """A file that was understood.
+
+    Attributes:
+        batches: In order; the same for the same file and options.
+        rows, requests: What the batches carry, context rows left out.
+        suspicious, notes: As in `FileReport`.
+    """
+
+    batches: Iterable[RoutingBatch]
+    rows: int
+    requests: int
+    suspicious: Mapping[str, int]
+    notes: tuple[str, ...] = ()
+
+
+class ParseFile(Protocol):
+    """Reads one file."""
+
+    def __call__(
+        self,
+        path: Path,
+        identity: ImportIdentity,
+        options: Mapping[str, Any],
+        rejects: Rejects,
+        on_line: Callable[[int], None],
+    ) -> ParsedFile:
+        """Read a file whole.
+
+        Args:
+            path: The file.
+            identity: What its batches are called.
+            options: Values of all options of the format.
+            rejects: Takes lines that cannot be used.
+            on_line: Called now and then with the number of lines read.
+
+        Raises:
+            ImportFormatError: Nothing of the file can be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImportFormat:
+    """One format.
+
+    Attributes:
+        summary: One sentence.
+        options: Declared options.
+        parse: Reads a file.
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    parse: ParseFile

@@ -1,0 +1,139 @@
+"""JSON from strangers: parsed within limits, its values checked, with a reason when refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+from moescope.core.vocabulary import MAX_EXPERTS
+from moescope.producers.importers.errors import RejectedLineError
+
+TIME_UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_LATEST_US = 2**62
+_ABSENT = object()
+
+
+def parse_json(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON holds)
+    """Parse one JSON value.
+
+    Raises:
+        RejectedLineError: It is none, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RejectedLineError("no JSON", str(error)[:200]) from error
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Raises:
+        RejectedLineError: It is something else.
+    """
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise RejectedLineError("no JSON object", f"a {type(value).__name__}")
+    return value
+
+
+def look_up(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 (whatever JSON holds)
+    """A field of a record, or a dotted path into it; None when absent or null."""
+    value: Any = record.get(name, _ABSENT)
+    if value is _ABSENT:
+        value = record
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def as_integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (from JSON)
+    """An integer from 0 to a bound.
+
+    Raises:
+        RejectedLineError: The value is something else.
+    """
+    if type(value) is not int or not 0 <= value <= largest:
+        raise RejectedLineError(f"{name} is no integer from 0 to {largest}", _shown(value))
+    return value
+
+
+def as_name(value: Any, name: str) -> str:  # noqa: ANN401 (from JSON)
+    """A name; numbers are written out.
+
+    Raises:
+        RejectedLineError: The value is neither text nor a whole number, or too long.
+    """
+    if type(value) is int:
+        return str(value)
+    if not isinstance(value, str) or not value:
+        raise RejectedLineError(f"{name} is no name", _shown(value))
+    try:
+        encoded = value.encode()
+    except UnicodeEncodeError:
+        raise RejectedLineError(f"{name} is no valid Unicode", _shown(value)) from None
+    if len(encoded) > 1024:  # noqa: PLR2004 (generous; a batch accepts 4,096 bytes)
+        raise RejectedLineError(f"{name} is longer than 1024 bytes", _shown(value))
+    return value
+
+
+def as_time_us(value: Any, unit: str) -> int:  # noqa: ANN401 (from JSON)
+    """Microseconds since the Unix epoch from a number in a unit, or from ISO 8601 text (UTC).
+
+    Raises:
+        RejectedLineError: The value is no time since 1970.
+    """
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+        except ValueError:
+            raise RejectedLineError("time is no ISO 8601 time", _shown(value)) from None
+        zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        passed = zoned - datetime(1970, 1, 1, tzinfo=UTC)
+        micros = passed.days * 86_400_000_000 + passed.seconds * 1_000_000 + passed.microseconds
+    elif type(value) is int and unit == "us":
+        micros = value
+    elif type(value) in {int, float} and math.isfinite(value):
+        micros = round(value * TIME_UNITS[unit])
+    else:
+        raise RejectedLineError("time is no time", _shown(value))
+    if not 0 <= micros < _LATEST_US:
+        raise RejectedLineError("time is out of range", _shown(value))
+    return micros
+
+
+def as_expert_ids(value: Any) -> list[int]:  # noqa: ANN401 (from JSON)
+    """The expert ids of one token at one layer.
+
+    Raises:
+        RejectedLineError: The value is no list of ids from 0 to 65,535.
+    """
+    if not isinstance(value, list) or not value:
+        raise RejectedLineError("experts are no list of ids", _shown(value))
+    for item in value:
+        if type(item) is not int:
+            raise RejectedLineError("experts are no list of ids", _shown(value))
+        if not 0 <= item <= MAX_EXPERTS:
+            raise RejectedLineError(f"an id is not 0 to {MAX_EXPERTS}", _shown(value))
+    return value
+
+
+def as_weights(value: Any, count: int) -> list[float]:  # noqa: ANN401 (from JSON)
+    """As many weights as there are ids.
+
+    Raises:
+        RejectedLineError: The value is no list of that many finite numbers from 0.
+    """
+    if not isinstance(value, list) or len(value) != count:
+        raise RejectedLineError("weights do not match the experts", _shown(value))
+    for item in value:
+        if type(item) not in {int, float} or not 0 <= item < 3e38:  # noqa: PLR2004 (float32)
+            raise RejectedLineError("a weight is no number from 0", _shown(value))
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"  # noqa: PLR2004 (one line)
