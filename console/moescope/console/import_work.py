@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moescope.producers.importers import FORMATS, import_files
-
 from moescope.console.output import note, print_json, print_table
 from moescope.console.owner import Owner
 from moescope.console.places import log_root
 from moescope.console.progress import progress
 from moescope.core.errors import DependencyUnreachableError, InputError
+from moescope.producers.importers import FORMATS, import_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +44,7 @@ def import_and_process(
     root.mkdir(parents=True, exist_ok=True)
     with progress(f"importing {form}") as report:
         imported = import_files(form, paths, root, parsed, progress=report)
-    result = imported.summary()
+    result: dict[str, Any] = imported.summary()
     if process:
         try:
             with progress("processing"), Owner(settings) as owner:

@@ -39,6 +39,18 @@ def import_(
     result = import_and_process(
         form, paths or [], option or [], settings_from(config, data), process=process
     )
-    print_json(result) if as_json else print_pairs(result)
-    for line in result.get("first_rejects", []):
+    rejects, notes = result.pop("first_rejects"), result.pop("notes")
+    if as_json:
+        print_json({**result, "first_rejects": rejects, "notes": notes})
+        return
+    print_pairs({name: _words(value) for name, value in result.items()})
+    for line in (*notes, *rejects):
         note(str(line))
+
+
+def _words(value: object) -> object:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{count:,} {name}" for name, count in value.items()) or "none"
+    return value

@@ -64,7 +64,7 @@ def export(
     path = _existing_store(settings)
     with progress(f"exporting {path}"), open_store(settings, WindowFinisher()) as store:
         manifest = export_all(store, folder, SystemClock())
-    tables = {name: len(files) for name, files in manifest.files.items()}
+    tables = {name: len(files.data_paths()) for name, files in manifest.tables.items()}
     if as_json:
         print_json({"folder": str(folder), "files": tables})
     else:
