@@ -97,7 +97,7 @@ def _pack(relation: duckdb.DuckDBPyRelation, max_rows: int, max_bytes: int) -> P
 
 
 def _fitting_rows(batch: pa.RecordBatch, rows_left: int, bytes_left: int) -> int:
-    fitting = min(batch.num_rows, max(0, rows_left))
+    fitting: int = min(batch.num_rows, max(0, rows_left))
     while fitting and _stream_bytes(batch.slice(0, fitting)) > bytes_left:
         fitting //= 2
     return fitting

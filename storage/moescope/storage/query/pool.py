@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from moescope.storage.query.errors import (
+    QueryMemoryError,
     QueryRefusedError,
     QuerySourceError,
     QueryTimeoutError,
@@ -141,6 +142,10 @@ class QueryPool:
         worker = self._take()
         try:
             yield worker
+        except QueryMemoryError:
+            # Its address space is full of holes by now; the next query deserves a whole one.
+            worker.kill()
+            raise
         finally:
             self._give_back(worker)
 

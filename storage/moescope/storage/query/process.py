@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from moescope.storage.query.limits import QueryLimits
 
 _PASSED_ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZDIR", "LD_LIBRARY_PATH")
+# RLIMIT_AS counts what is reserved, used or not: glibc reserves 64 MiB for each thread, and Arrow's
+# default allocator 1 GiB at its first use.
+_SPARE_ADDRESS_SPACE: Final = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
 _CHUNK_BYTES: Final = 1 << 20
 _STREAM_OVERHEAD_BYTES: Final = 1 << 20
 
@@ -57,8 +60,7 @@ class WorkerProcess:
         self.queries = 0
         options = {"kind": kind, "path": str(path.resolve()), "limits": asdict(limits)}
         environment = {name: os.environ[name] for name in _PASSED_ENVIRONMENT if name in os.environ}
-        # glibc gives each thread a 64 MiB arena of address space, which RLIMIT_AS would count.
-        environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "MALLOC_ARENA_MAX": "2"}
+        environment |= {"PYTHONPATH": os.pathsep.join(sys.path), **_SPARE_ADDRESS_SPACE}
         self._process = subprocess.Popen(  # noqa: S603 (this interpreter, no shell)
             [sys.executable, "-m", "moescope.storage.query.worker", json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -126,7 +128,7 @@ class WorkerProcess:
         )
 
     def kill(self) -> None:
-        """End the process now and release its pipes."""
+        """End the process now and release its pipes. May be called twice."""
         self._process.kill()
         self._process.wait()
         self._selector.close()
