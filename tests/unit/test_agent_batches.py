@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -509,6 +510,20 @@ def test_a_file_that_is_no_ring_is_set_aside(bench: Bench) -> None:
     assert serials(bench) == [0]
     assert bench.agent.counters().unreadable_rings == 1
     assert (bench.folder / "ring-0000000000000001.ring.damaged").exists()
+
+
+def test_a_running_agent_ships_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """What was recorded before the stop is in the log when `run` returns."""
+    stop = threading.Event()
+    with small_recorder(tmp_path) as recorder, Agent(tmp_path, tmp_path / "log") as agent:
+        thread = threading.Thread(target=agent.run, args=(stop,))
+        thread.start()
+        for serial in range(50):
+            recorder.record("a", [serial], ids_of([serial]), "decode", token_ids=[serial])
+        stop.set()
+        thread.join()
+        rows = rows_of(logged(tmp_path / "log"))
+        assert [row.serial for row in rows if not row.is_context] == list(range(50))
 
 
 def test_a_folder_has_one_agent(bench: Bench) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -331,6 +332,31 @@ def test_two_recorders_of_a_folder_get_different_names(tmp_path: Path) -> None:
         assert unnamed.node == again
 
 
+def test_unfinished_rings_of_killed_engines_are_removed(tmp_path: Path) -> None:
+    """An engine that was killed while it allocated leaves no quarter of a gigabyte for ever."""
+    old, new = tmp_path / "ring-01.ring.new", tmp_path / "ring-02.ring.new"
+    for path in (old, new):
+        path.write_bytes(b"")
+    an_hour_ago = new.stat().st_mtime - 3_600
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    with small_recorder(tmp_path):
+        assert not old.exists()
+        assert new.exists()
+
+
+def test_a_recorder_that_was_let_go_ends_its_ring(tmp_path: Path) -> None:
+    """An engine that forgets close() does not leave a node that seems alive but silent."""
+    recorder = small_recorder(tmp_path)
+    recorder.record("a", [0, 1, 2], GOOD, "decode")
+    del recorder
+    gc.collect()
+    (path,) = tmp_path.glob("*.ring")
+    reader = RingReader(path)
+    assert reader.has_ended
+    assert reader.total_rows == 3
+    reader.close()
+
+
 def test_a_closed_recorder_is_silent(recorder: Recorder) -> None:
     """Calls after close do nothing, and closing twice is fine."""
     recorder.record("a", [0, 1, 2], GOOD, "decode")
@@ -399,6 +425,10 @@ os._exit(0)
         {"fidelity": "sampled", "sampling_ratio": 0.0},
         {"fidelity": "some"},
         {"rank_order": 2},
+        {"model": ""},
+        {"model": None},
+        {"node": "n" * 200},
+        {"labels": {"pod": 7}},
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from moescope.producers.ring.reader import RingReader
 from moescope.producers.ring.rows import (
     RowShape,
     column_mask,
+    place_columns,
     read_end,
     read_rows,
     write_end,
@@ -60,8 +61,9 @@ def write(ring: RingWriter, rows: int, first_position: int = 0) -> dict[str, NDA
         "entropy": rng.random((rows, 3)),
     }
     mask = column_mask(values)
+    placement = place_columns(SHAPE, mask, rows)
     write_rows(
-        ring, SHAPE.columns(mask), mask, values, packed_facts=pack_facts(FACTS), counts=[rows],
+        ring, placement, mask, values, packed_facts=pack_facts(FACTS), counts=[rows],
         rows=rows, first_us=100, last_us=200,
     )  # fmt: skip
     return values

@@ -33,7 +33,12 @@ from moescope.producers.recording.call import (
     rows_given,
 )
 from moescope.producers.recording.description import checked_profile, member
-from moescope.producers.recording.folder import default_node, remove_unread_rings, take_node
+from moescope.producers.recording.folder import (
+    default_node,
+    remove_unfinished_rings,
+    remove_unread_rings,
+    take_node,
+)
 from moescope.producers.recording.running import (
     ResolvedRequests,
     RunningRequest,
@@ -300,12 +305,14 @@ class Recorder:
             return
         try:
             rows = call.rows
+            reason = "the ring was busy"
             if rows and self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
+                reason = "an internal error"
                 try:
                     rows = self._write(call)
                 finally:
                     self._lock.release()
-            self._reject(rows, "the ring was busy")
+            self._reject(rows, reason)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._reject(rows, "an internal error")
             self._note_failure(error)
@@ -383,6 +390,7 @@ class Recorder:
             ) from error
         self.profile = replace(self.profile, node=name)
         try:
+            remove_unfinished_rings(directory, self._node_file)
             self._ring = RingWriter(
                 directory,
                 int.from_bytes(os.urandom(8), "little") if incarnation is None else incarnation,
@@ -394,6 +402,8 @@ class Recorder:
         except BaseException:
             os.close(self._node_file)
             raise
+        # An engine that lets go of its recorder, or ends in peace, did not crash.
+        weakref.finalize(self, self._ring.close)
 
     @property
     def _has_token_ids(self) -> bool:
@@ -417,15 +427,14 @@ class Recorder:
         try:
             first_us, last_us = self._times(values)
             mask = column_mask(values)
-            columns = self._shape.columns(mask)
             chunk = Chunk(
                 values, resolved.facts, resolved.packed, call.counts, call.rows, first_us, last_us
             )
             written = 0
             try:
-                for piece in fitting_chunks(chunk, columns, self._geometry):
+                for piece, placement in fitting_chunks(chunk, self._shape, mask, self._geometry):
                     write_rows(
-                        ring, columns, mask, piece.values, packed_facts=piece.packed,
+                        ring, placement, mask, piece.values, packed_facts=piece.packed,
                         counts=piece.counts, rows=piece.rows, first_us=piece.first_us,
                         last_us=piece.last_us,
                     )  # fmt: skip

@@ -123,6 +123,7 @@ class Agent:
         self._settings = settings or AgentSettings()
         self._nodes: dict[str, _Node] = {}
         self._known: set[str] = set()
+        self._refused: set[str] = set()
         self._shipped = ShippedCounters()
         self._failed_appends = 0
         self._unreadable_rings = 0
@@ -257,8 +258,9 @@ class Agent:
             self._known.add(path.name)
             try:
                 reader = RingReader(path)
-            except FileNotFoundError:
+            except OSError as error:
                 self._known.discard(path.name)
+                self._complain_of_ring(path, error)
                 continue
             except RingFormatError as error:
                 self._set_aside(path, error)
@@ -280,6 +282,11 @@ class Agent:
         self._known.discard(path.name)
         _log.error("The ring %s is set aside: %s", path.name, error)
 
+    def _complain_of_ring(self, path: Path, error: OSError) -> None:
+        if path.name not in self._refused and not isinstance(error, FileNotFoundError):
+            self._refused.add(path.name)
+            _log.error("The ring %s cannot be opened, it is tried again: %s", path.name, error)
+
     def _complain(self, node: str, error: MoescopeError) -> None:
         self._error = error
         if str(error) != self._complaint:
@@ -296,7 +303,7 @@ def _put_in_order(node: _Node) -> None:
 
 
 def _lock(directory: Path, clock: Clock) -> int:
-    file = os.open(directory / AGENT_LOCK, os.O_RDWR | os.O_CREAT, 0o640)
+    file = os.open(directory / AGENT_LOCK, os.O_RDWR | os.O_CREAT, 0o660)
     for attempt in range(_LOCK_ATTEMPTS):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

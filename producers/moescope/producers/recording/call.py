@@ -24,6 +24,7 @@ _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Ph
     phase.value: phase for phase in Phase
 }
 _ID_DIMENSIONS: Final = 3  # tokens, layers, k
+_UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _INTEGERS: Final = "iu"
 
 
@@ -113,12 +114,12 @@ def check_call(
     )
     if rows == 0:
         return call
-    if int(ids.min()) < 0 or int(ids.max()) >= shape.experts:
+    if _largest(ids) >= shape.experts:
         bad = (ids < 0) | (ids >= shape.experts)
         call.condemn(
             np.asarray(bad.any(axis=(1, 2))), f"expert ids outside of 0 … {shape.experts - 1}"
         )
-    if int(position.min()) < 0 or int(position.max()) > _LARGEST_POSITION:
+    if _largest(position) > _LARGEST_POSITION:
         outside = np.asarray((position < 0) | (position > _LARGEST_POSITION), np.bool_)
         call.condemn(outside, "positions out of range")
     if padding is not None:
@@ -127,6 +128,15 @@ def check_call(
         if value is not None:
             _add_optional(call, shape, name, value)
     return call
+
+
+def _largest(numbers: NDArray[Any]) -> int:
+    """The largest number, where a negative one counts as larger than all others."""
+    if not numbers.dtype.isnative:
+        numbers = numbers.astype(numbers.dtype.newbyteorder("="))
+    if numbers.dtype.kind == "i":  # one pass instead of two: decode calls are short and many
+        numbers = numbers.view(_UNSIGNED[numbers.dtype.itemsize])
+    return int(numbers.max())
 
 
 def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -> None:

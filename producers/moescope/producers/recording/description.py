@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TypeVar
+from urllib.parse import quote
 
+from moescope.core.batch import DropCounters
+from moescope.core.batch_checks import BatchError, check_header
 from moescope.core.errors import SettingsError
-from moescope.core.vocabulary import MAX_EXPERTS, Fidelity
 
 if TYPE_CHECKING:
     from moescope.producers.profile import Profile
 
 _LARGEST_LAYER: Final = 65_535
-_LARGEST_TOP_K: Final = 255
+_LONGEST_NODE: Final = 190  # a folder of the batch log is named after it
 _WEIGHT_BITS: Final = (4, 8, 16)
 _Member = TypeVar("_Member", bound=IntEnum)
 
@@ -42,35 +44,22 @@ def checked_profile(profile: Profile) -> Profile:
         SettingsError: It will not.
     """
     layers = profile.layers
-    for is_wrong, what in (
-        (not layers, "layers is empty."),
-        (
-            any(not 0 <= layer <= _LARGEST_LAYER for layer in layers),
-            f"layers has an index outside of 0 … {_LARGEST_LAYER}.",
-        ),
-        (list(layers) != sorted(set(layers)), "layers is not strictly ascending."),
-        (not _is_int(profile.experts, 1, MAX_EXPERTS), f"experts is {profile.experts!r}."),
-        (
-            not _is_int(profile.top_k, 1, min(_LARGEST_TOP_K, profile.experts)),
-            f"top_k is {profile.top_k!r}.",
-        ),
-        (profile.weight_bits not in _WEIGHT_BITS, f"weight_bits is {profile.weight_bits!r}."),
-        (
-            not 0 < profile.sampling_ratio <= 1,
-            f"sampling_ratio is {profile.sampling_ratio!r}, not in (0, 1].",
-        ),
-        (
-            profile.sampling_ratio < 1 and profile.fidelity is not Fidelity.SAMPLED,
-            "sampling_ratio is below 1 although fidelity is not sampled.",
-        ),
-    ):
-        if is_wrong:
-            raise SettingsError(
-                f"The recorder's settings are wrong: {what}",
-                next_step="Describe the model as it is served; see docs/how-to/record-routing.md.",
-            )
+    if not layers or not all(0 <= layer <= _LARGEST_LAYER for layer in layers):
+        raise _wrong(f"layers is {layers}, not one or more indices from 0 to {_LARGEST_LAYER}.")
+    if profile.weight_bits not in _WEIGHT_BITS:
+        raise _wrong(f"weight_bits is {profile.weight_bits!r}, not one of {_WEIGHT_BITS}.")
+    header = profile.header(0, 0, watermark_us=0, encoded_at_us=0, drops=DropCounters())
+    try:
+        check_header(header)
+    except BatchError as error:
+        raise _wrong(error.what.replace("header.", "")) from error
+    if len(quote(profile.node)) > _LONGEST_NODE:
+        raise _wrong(f"node is longer than {_LONGEST_NODE} bytes.")
     return profile
 
 
-def _is_int(value: object, smallest: int, largest: int) -> bool:
-    return isinstance(value, int) and smallest <= value <= largest
+def _wrong(what: str) -> SettingsError:
+    return SettingsError(
+        f"The recorder's settings are wrong: {what}",
+        next_step="Describe the model as it is served; see docs/how-to/record-routing.md.",
+    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from moescope.core.errors import MoescopeError
 from moescope.producers.profile import Profile
-from moescope.producers.ring.layout import RING_SUFFIX
+from moescope.producers.ring.layout import RING_SUFFIX, UNFINISHED_SUFFIX
 from moescope.producers.ring.reader import RingReader, is_locked
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ AGENT_LOCK: Final = "agent.lock"
 
 UNREAD_RINGS_KEPT: Final = 3
 _MOST_NODES: Final = 1_024
+_UNFINISHED_SECONDS: Final = 60.0
 
 _log = logging.getLogger("moescope.producers")
 
@@ -48,7 +49,7 @@ def take_node(directory: Path, node: str) -> tuple[str, int]:
     for number in range(_MOST_NODES):
         name = f"{node}.{number}" if number else node
         digest = blake2b(name.encode(), digest_size=8).hexdigest()
-        file = os.open(directory / f"node-{digest}.lock", os.O_RDWR | os.O_CREAT, 0o640)
+        file = os.open(directory / f"node-{digest}.lock", os.O_RDWR | os.O_CREAT, 0o660)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -90,6 +91,20 @@ def remove_unread_rings(directory: Path, node: str) -> int:
             removed += unread
             _log.warning("Removed the ring %s: no agent came for its %d rows.", path.name, unread)
     return removed
+
+
+def remove_unfinished_rings(directory: Path, node_file: int) -> None:
+    """Remove what engines left that were killed while they made their ring."""
+    os.utime(node_file)
+    now = os.fstat(node_file).st_mtime  # the file system's own clock
+    for path in directory.glob(f"*{UNFINISHED_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDWR)
+            try:
+                if now - os.fstat(file).st_mtime > _UNFINISHED_SECONDS and not is_locked(file):
+                    path.unlink()
+            finally:
+                os.close(file)
 
 
 def _agent_runs(directory: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from moescope.producers.ring.layout import FRAME_BYTES, Geometry
-from moescope.producers.ring.rows import PlacedColumn, rows_body_bytes
+from moescope.producers.ring.rows import Placement, RowShape, place_columns, rows_body_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,17 +37,18 @@ class Chunk(NamedTuple):
 
 
 def fitting_chunks(
-    chunk: Chunk, columns: Sequence[PlacedColumn], geometry: Geometry
-) -> Iterator[Chunk]:
-    """The chunk itself, or its halves' halves until each fits a frame."""
-    body = rows_body_bytes(columns, chunk.rows, len(chunk.counts), len(chunk.packed))
+    chunk: Chunk, shape: RowShape, mask: int, geometry: Geometry
+) -> Iterator[tuple[Chunk, Placement]]:
+    """The chunk itself, or its halves' halves until each fits a frame, and how they lie there."""
+    placement = place_columns(shape, mask, chunk.rows)
+    body = rows_body_bytes(placement, len(chunk.counts), len(chunk.packed))
     fits = FRAME_BYTES + body <= geometry.max_frame_bytes
     if chunk.rows == 1 or (fits and chunk.last_us - chunk.first_us <= MAX_SPAN_US):
-        yield chunk
+        yield chunk, placement
         return
     middle = chunk.rows // 2
     for start, stop in ((0, middle), (middle, chunk.rows)):
-        yield from fitting_chunks(_slice(chunk, start, stop), columns, geometry)
+        yield from fitting_chunks(_slice(chunk, start, stop), shape, mask, geometry)
 
 
 def _slice(chunk: Chunk, start: int, stop: int) -> Chunk:

@@ -57,12 +57,19 @@ _RUN_ROWS: Final = np.dtype("<u4")
 
 
 class PlacedColumn(NamedTuple):
-    """One column of a frame: what it is called and how a row of it looks."""
+    """One column of a frame: what it is called and where its rows lie."""
 
     name: str
     dtype: np.dtype[Any]
-    row_shape: tuple[int, ...]
-    row_bytes: int
+    shape: tuple[int, ...]
+    offset: int
+
+
+class Placement(NamedTuple):
+    """Where the columns of a frame lie, counted from the end of its runs."""
+
+    columns: tuple[PlacedColumn, ...]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +80,24 @@ class RowShape:
     top_k: int
     experts: int
 
-    def columns(self, mask: int) -> tuple[PlacedColumn, ...]:
-        """The columns of a mask, in the order in which a frame holds them."""
-        return _placed_columns(self, mask)
-
     def longest_row_frame(self) -> int:
         """Bytes of the frame of one row with every column and the longest names."""
-        columns = sum(aligned(column.row_bytes) for column in self.columns(-1))
-        return FRAME_BYTES + aligned(_RUN_ROWS.itemsize + MAX_FACTS_BYTES) + columns
+        return FRAME_BYTES + rows_body_bytes(place_columns(self, -1, 1), 1, MAX_FACTS_BYTES)
 
 
-@lru_cache(maxsize=256)
-def _placed_columns(shape: RowShape, mask: int) -> tuple[PlacedColumn, ...]:
+@lru_cache(maxsize=512)
+def place_columns(shape: RowShape, mask: int, rows: int) -> Placement:
+    """Lay out the columns of a mask for a number of rows, in the order of `COLUMN_NAMES`."""
     tails = {"row": (), "layer": (shape.layers,), "assignment": (shape.layers, shape.top_k)}
     placed = []
+    offset = 0
     for name, dtype, extent in _COLUMNS:
         if mask & _BITS[name]:
             is_small = name == "expert_ids" and shape.experts <= SMALL_IDS
             stored = np.dtype(np.uint8) if is_small else dtype
-            row_bytes = stored.itemsize * math.prod(tails[extent])
-            placed.append(PlacedColumn(name, stored, tails[extent], row_bytes))
-    return tuple(placed)
+            placed.append(PlacedColumn(name, stored, (rows, *tails[extent]), offset))
+            offset += aligned(stored.itemsize * math.prod(placed[-1].shape))
+    return Placement(tuple(placed), offset)
 
 
 def column_mask(names: Mapping[str, object]) -> int:
@@ -101,17 +105,14 @@ def column_mask(names: Mapping[str, object]) -> int:
     return sum(_BITS[name] for name in names)
 
 
-def rows_body_bytes(columns: Sequence[PlacedColumn], rows: int, runs: int, facts: int) -> int:
+def rows_body_bytes(placement: Placement, runs: int, facts: int) -> int:
     """Bytes of the body of a frame of rows, `facts` of them the packed facts of its runs."""
-    size = aligned(runs * _RUN_ROWS.itemsize + facts)
-    for column in columns:
-        size += aligned(column.row_bytes * rows)
-    return size
+    return aligned(runs * _RUN_ROWS.itemsize + facts) + placement.size
 
 
 def write_rows(
     ring: RingWriter,
-    columns: Sequence[PlacedColumn],
+    placement: Placement,
     mask: int,
     values: Mapping[str, Any],
     *,
@@ -125,7 +126,7 @@ def write_rows(
 
     Args:
         ring: Where to.
-        columns: `RowShape.columns(mask)`.
+        placement: `place_columns` of the mask and the number of rows.
         mask: `column_mask` of the values.
         values: Arrays of `rows` rows, or scalars that hold for every row.
         packed_facts: Packed facts of the request of each run of consecutive rows, in a row.
@@ -135,16 +136,15 @@ def write_rows(
         last_us: Latest event time.
     """
     runs = len(counts)
-    size = rows_body_bytes(columns, rows, runs, len(packed_facts))
+    size = rows_body_bytes(placement, runs, len(packed_facts))
     at = ring.reserve(size)
     buffer = ring.buffer
     head = struct.pack(f"<{runs}I", *counts) + packed_facts
     buffer[at : at + len(head)] = head
     at += aligned(len(head))
-    for name, dtype, row_shape, row_bytes in columns:
-        target = np.ndarray((rows, *row_shape), dtype, buffer, at)
+    for name, dtype, shape, offset in placement.columns:
+        target = np.ndarray(shape, dtype, buffer, at + offset)
         np.copyto(target, values[name], casting="unsafe")
-        at += aligned(row_bytes * rows)
     ring.publish(
         FrameKind.ROWS, size, rows=rows, runs=runs, columns=mask, runs_bytes=len(head),
         first_us=first_us, last_us=last_us,
@@ -172,9 +172,10 @@ def read_rows(frame: Frame, shape: RowShape) -> DecodedRows:
     facts = unpack_facts(bytes(body[header.runs * _RUN_ROWS.itemsize : header.runs_bytes]))
     at = aligned(header.runs_bytes)
     columns: Columns = {}
-    for name, dtype, row_shape, row_bytes in shape.columns(header.columns):
-        columns[name] = np.ndarray((header.rows, *row_shape), dtype, body, at)
-        at += aligned(row_bytes * header.rows)
+    for name, dtype, column_shape, offset in place_columns(
+        shape, header.columns, header.rows
+    ).columns:
+        columns[name] = np.ndarray(column_shape, dtype, body, at + offset)
     return DecodedRows(facts, counts, columns)
 
 

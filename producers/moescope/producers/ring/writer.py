@@ -212,7 +212,7 @@ class RingWriter:
 
 def _allocate(path: Path, size: int) -> tuple[mmap.mmap, int]:
     """Create a file of that size, locked by this process, and map it."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o640)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o660)
     lock = -1
     try:
         os.posix_fallocate(file, 0, size)
