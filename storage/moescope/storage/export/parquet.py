@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
     from moescope.core.tables import Table
 
-# A row of `windows` holds a count per expert: with DuckDB's 122,880 rows a group, one thread of a
-# reader would unpack 60 MiB at 64 experts, and four times as much at 256.
-_ROW_GROUP_ROWS = 24_576
-_OPTIONS = f"FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, RETURN_FILES"
+_OPTIONS = "FORMAT parquet, COMPRESSION zstd, RETURN_FILES"
 
 
 class ParquetWriter:
