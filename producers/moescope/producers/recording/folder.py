@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import socket
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -31,7 +30,7 @@ _log = logging.getLogger("moescope.producers")
 def default_node(directory: Path) -> str:
     """A name that another folder or host does not have, and that a restart finds again."""
     folder = blake2b(str(directory.resolve()).encode(), digest_size=3).hexdigest()
-    return f"{socket.gethostname()}-{folder}"
+    return f"{os.uname().nodename}-{folder}"
 
 
 def take_node(directory: Path, node: str) -> tuple[str, int]:
