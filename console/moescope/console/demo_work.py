@@ -15,7 +15,7 @@ from moescope.console.places import log_root
 from moescope.console.progress import progress
 from moescope.core.errors import InputError, InternalError
 from moescope.producers.simulator import LABELS_FILE, SimulationTotals, scenario_named, simulate
-from moescope.storage.connect import connect
+from moescope.storage import connect
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

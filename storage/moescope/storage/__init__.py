@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from moescope.storage.connect import connect
+    from moescope.storage.connection import connect
     from moescope.storage.database import open_database
     from moescope.storage.schema import migrate
     from moescope.storage.store import Store
@@ -19,7 +19,7 @@ __all__ = ["Store", "connect", "migrate", "open_database"]
 
 _HOMES = {
     "Store": "moescope.storage.store",
-    "connect": "moescope.storage.connect",
+    "connect": "moescope.storage.connection",
     "migrate": "moescope.storage.schema",
     "open_database": "moescope.storage.database",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moescope.storage.connect import Connection
+from moescope.storage.connection import Connection
 from moescope.storage.query.limits import QueryLimits
 from moescope.storage.query.render import render
 
