@@ -80,7 +80,8 @@ def imported_distributions(root: Path, components: tuple[str, ...]) -> set[str]:
                     names.update(alias.name.partition(".")[0] for alias in node.names)
                 elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
                     names.add(node.module.partition(".")[0])
-    third_party = names - sys.stdlib_module_names - {"moescope"}
+    # _typeshed exists for type checkers only.
+    third_party = names - sys.stdlib_module_names - {"moescope", "_typeshed"}
     return {normal(owners[name][0]) if name in owners else normal(name) for name in third_party}
 
 
