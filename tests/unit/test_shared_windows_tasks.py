@@ -107,7 +107,7 @@ def test_a_late_row_names_the_windows_that_it_changes() -> None:
     closed(tasks, DomainClock(reached_us=75 * MINUTE))
     span = WindowSpan(SERIES, 0, 0, 60 * MINUTE, 60 * MINUTE + 1)
     for offset, touched in ((-10, False), (-9, True), (0, True), (9, True), (10, False)):
-        found = tasks.touched(SERIES, minute((60 + offset) * MINUTE))
+        found = tasks.touched(SERIES, minute((60 + offset) * MINUTE), 75 * MINUTE)
         assert found == ([span] if touched else []), offset
 
 
@@ -123,15 +123,25 @@ def test_a_window_that_opens_again_joins_the_late_rows() -> None:
     assert (again.low, again.high) == (55 * MINUTE, 60 * MINUTE + 1)
 
 
-def test_closed_windows_are_forgotten_after_ten_minutes() -> None:
-    """Memory holds the last minutes only, and what is open."""
+def test_closed_windows_are_final_after_ten_minutes() -> None:
+    """Late rows of them are counted and dropped, whether or not they were forgotten already."""
     tasks = TaskWindows()
     tasks.add(SERIES, minute(0))
     closed(tasks, DomainClock(reached_us=10 * MINUTE))
     late = minute(MINUTE)
-    tasks.forget("live", 20 * MINUTE - 1)
-    assert len(tasks.touched(SERIES, late)) == 1
+    assert len(tasks.touched(SERIES, late, 20 * MINUTE - 1)) == 1
+    assert tasks.touched(SERIES, late, 20 * MINUTE) == []
+    assert tasks.too_late(SERIES, late, 20 * MINUTE)
     tasks.forget("live", 20 * MINUTE)
-    assert tasks.touched(SERIES, late) == []
-    assert tasks.too_late(SERIES, late, 21 * MINUTE)
-    assert not tasks.too_late(SERIES, late, 21 * MINUTE - 1)
+    assert tasks.touched(SERIES, late, 20 * MINUTE - 1) == []
+
+
+def test_a_very_late_row_still_joins_what_is_open() -> None:
+    """A long task is open however old its first rows are; far away from it, they are lost."""
+    tasks = TaskWindows()
+    for number in range(0, 50, 5):
+        tasks.add(SERIES, minute((100 + number) * MINUTE))
+    assert closed(tasks, DomainClock(reached_us=150 * MINUTE)) == []
+    assert not tasks.too_late(SERIES, minute(103 * MINUTE), 150 * MINUTE)
+    assert tasks.too_late(SERIES, minute(80 * MINUTE), 150 * MINUTE)
+    assert not tasks.too_late(SERIES, minute(150 * MINUTE), 150 * MINUTE)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from moescope.core.clock import NO_TIME
+from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.storage.account_rows import (
     insert_batches,
@@ -194,8 +194,10 @@ class Commit:
         memory.trailing.forget(domain, clock.reached_us)
         if clock.sealed and domain != LIVE_DOMAIN:
             delete_deltas(self._connection, domain, None)
+            memory.plan.forget(domain, END_OF_TIME)
         elif clock.reached_us >= memory.purged_at.get(domain, NO_TIME) + PURGE_EVERY_US:
             delete_deltas(self._connection, domain, clock.reached_us)
+            memory.plan.forget(domain, clock.reached_us)
             memory.purged_at[domain] = clock.reached_us
 
     def _write_domains(self, domains: set[str], duplicates: dict[str, int]) -> None:

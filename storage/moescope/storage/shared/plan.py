@@ -79,10 +79,11 @@ class SharedWindows:
         """Closed windows that deltas would change, less those that are closed for good."""
         found: dict[WindowSpan, None] = {}
         for delta in deltas:
-            if delta.kind is WindowKind.TASK:
-                found.update(dict.fromkeys(self._tasks.touched(Series.of(delta), _minute(delta))))
-                continue
             clock = clocks[delta.lane.domain]
+            if delta.kind is WindowKind.TASK:
+                touched = self._tasks.touched(Series.of(delta), _minute(delta), clock.reached_us)
+                found.update(dict.fromkeys(touched))
+                continue
             for span in self._intervals.spans(delta):
                 if is_closed(span, clock) and not is_too_late(span, clock):
                     found[span] = None
@@ -117,7 +118,7 @@ class SharedWindows:
         self, delta: SharedDelta, clock: DomainClock, refused: Collection[WindowSpan]
     ) -> int:
         series, minute = Series.of(delta), _minute(delta)
-        touched = self._tasks.touched(series, minute)
+        touched = self._tasks.touched(series, minute, clock.reached_us)
         if any(span in refused for span in touched):
             return 1
         if not touched and self._tasks.too_late(series, minute, clock.reached_us):
@@ -158,8 +159,11 @@ class SharedWindows:
             if kind in ends:
                 ends[kind] = max(ends[kind], closes_at(span))
         clock = clock.past(ends[WindowKind.TIME], ends[WindowKind.STEP])
-        self._tasks.forget(domain, clock.reached_us)
         return Due(spans, tasks, clock)
+
+    def forget(self, domain: str, watermark_us: int) -> None:
+        """Drop what no late row can change any more."""
+        self._tasks.forget(domain, watermark_us)
 
     def keep_until(self, delta: SharedDelta) -> int | None:
         """Watermark at which a pane is no longer needed; None: while its windows are open."""

@@ -152,24 +152,30 @@ class TaskWindows:
         queue = self._queues.setdefault(series.lane.domain, [])
         heapq.heappush(queue, (due_us, self._pushed, series))
 
-    def touched(self, series: Series, minute: TaskMinute) -> list[WindowSpan]:
-        """Closed windows that a pane would change."""
+    def touched(self, series: Series, minute: TaskMinute, watermark_us: int) -> list[WindowSpan]:
+        """Closed windows that a pane would change, less those that are closed for good."""
         task = self._tasks.get(series)
         if task is None or minute.first_time_us == NO_TIME:
             return []
         return [
             closed.span
             for closed in task.closed
-            if minute.first_time_us < closed.closed_at_us
+            if closed.keep_until_us > watermark_us
+            and minute.first_time_us < closed.closed_at_us
             and minute.last_time_us + SILENCE_US > closed.first_time_us
         ]
 
     def too_late(self, series: Series, minute: TaskMinute, watermark_us: int) -> bool:
-        """Whether a pane that touches no window comes more than 10 minutes after its closing."""
-        task = self._tasks.get(series)
-        if minute.first_time_us == NO_TIME or (task is not None and task.open):
+        """Whether a pane that touches no closed window may belong to one that is forgotten."""
+        final = minute.last_time_us + AFTER_LAST_US + RETENTION_US <= watermark_us
+        if minute.first_time_us == NO_TIME or not final:
             return False
-        return TaskPart.starting(minute).closes_at_us + RETENTION_US <= watermark_us
+        task = self._tasks.get(series)
+        return task is None or not any(
+            known.first_time_us < minute.last_time_us + SILENCE_US
+            and minute.first_time_us < known.last_time_us + SILENCE_US
+            for known in task.open.values()
+        )
 
     def reopen(self, span: WindowSpan) -> None:
         """Take a closed window's minutes back into the open ones."""
