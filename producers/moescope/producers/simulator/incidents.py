@@ -94,8 +94,8 @@ class LongGreedy(Incident):
     """Long generations that end in a loop; the twin is as long, and does not."""
 
     output_tokens: int = 1024
-    loop_after: int = 256
-    loop_period: int = 17
+    loop_after: int = 192
+    loop_period: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
