@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMPONENTS = ("core", "producers", "processors", "storage", "jobs", "console")
+RUN_AS_MODULE = "console/moescope/__main__.py"
+"""What `python -m moescope` runs: the one module beside the sub-packages."""
 README_LINES = 150
 COMPONENT_README_LINES = 10
 
@@ -67,7 +69,9 @@ def test_every_source_folder_is_a_package(files: list[Path], repository_root: Pa
     folders = {
         path.parent
         for path in files
-        if path.suffix == ".py" and path.relative_to(repository_root).parts[0] in COMPONENTS
+        if path.suffix == ".py"
+        and path.relative_to(repository_root).parts[0] in COMPONENTS
+        and path != repository_root / RUN_AS_MODULE
     }
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 

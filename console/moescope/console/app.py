@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from moescope.console.commands import (
     config,
@@ -14,9 +18,30 @@ from moescope.console.commands import (
     sql,
     store,
 )
+from moescope.console.failures import OutputClosedError
+
+
+class Commands(TyperGroup):
+    """The commands, with a reader of their output that may go away at any time."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 (typer keeps its context's type to itself)
+        """Run a command, and write what it printed.
+
+        Raises:
+            OutputClosedError: Nobody reads standard output any more.
+        """
+        try:
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise OutputClosedError from error
+
 
 app = typer.Typer(
     name="moescope",
+    cls=Commands,
     help="Watch how Mixture-of-Experts models route tokens to experts, window by window.",
     no_args_is_help=True,
     add_completion=False,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from moescope.console.failures import SERVER_PACKAGES
 from moescope.console.places import log_root, ring_directory
 from moescope.core.errors import MoescopeError
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
 
-SERVER_PACKAGES = ("duckdb", "numba", "polars", "pyarrow", "rich")
 LOW_DISK_BYTES = 2 << 30
 
 

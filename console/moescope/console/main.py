@@ -4,35 +4,50 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING, Final
 
-from moescope.core.errors import MoescopeError
+from moescope.console.failures import OutputClosedError, explained
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+INTERRUPTED: Final = 130
+INTERNAL_ERROR: Final = 70
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the `moescope` command."""
+    sys.exit(_run())
+
+
+def _run() -> int:
     from moescope.console.app import app
 
     try:
-        app(standalone_mode=True)
-    except MoescopeError as error:
-        print(f"moescope: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        app(prog_name="moescope")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
-        print("moescope: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing is wrong.
+        return INTERRUPTED
+    except OutputClosedError:
+        # What is still buffered would fail again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except Exception as error:
-        if os.environ.get("MOESCOPE_TRACEBACK"):
-            raise
-        print(
-            f"moescope: internal error: {type(error).__name__}: {error}\n"
-            "Why: this is a fault of moescope itself.\n"
-            "Next: run again with MOESCOPE_TRACEBACK=1 and report what it prints.",
-            file=sys.stderr,
-        )
-        sys.exit(70)
+    except Exception as error:  # noqa: BLE001 (reported, with an exit code)
+        return _report(error)
+    return 0
+
+
+def _report(error: Exception) -> int:
+    known = explained(error)
+    if known is not None:
+        print(f"moescope: {known}", file=sys.stderr)
+        return known.exit_code
+    if os.environ.get("MOESCOPE_TRACEBACK"):
+        raise error
+    print(
+        f"moescope: internal error: {type(error).__name__}: {error}\n"
+        "Why: this is a fault of moescope itself.\n"
+        "Next: run again with MOESCOPE_TRACEBACK=1 and report what it prints.",
+        file=sys.stderr,
+    )
+    return INTERNAL_ERROR

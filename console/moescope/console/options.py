@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from moescope.console.output import note
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from moescope.core.settings import Settings
+
+OTHER_VARIABLES = frozenset({"MOESCOPE_CONFIG", "MOESCOPE_DISABLE", "MOESCOPE_TRACEBACK"})
+"""Variables of moescope that are no settings."""
 
 ConfigFile = Annotated[
     Path | None,
@@ -32,5 +40,20 @@ def settings_from(config: Path | None, data: Path | None) -> Settings:
     """
     from moescope.core.settings import load_settings
 
+    for variable, meant in misspelt_variables(os.environ):
+        note(f"{variable} is not a setting and has no effect; did you mean {meant}?")
     options: dict[str, object] = {} if data is None else {"data.directory": str(data)}
     return load_settings(config, options=options)
+
+
+def misspelt_variables(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Environment variables that look like a setting's, and the one that was probably meant."""
+    from difflib import get_close_matches
+
+    from moescope.core.settings import ENVIRONMENT_PREFIX, SETTINGS
+
+    known = {setting.variable for setting in SETTINGS}
+    for variable in sorted(set(environment) - known - OTHER_VARIABLES):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            for meant in get_close_matches(variable, known, n=1, cutoff=0.8):
+                yield variable, meant

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from moescope.core.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -44,6 +46,17 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
 def note(text: str) -> None:
     """Tell the person something that is not data."""
     print(text, file=sys.stderr)
+
+
+def confirm(question: str) -> None:
+    """Ask on standard error, and go on only after a yes.
+
+    Raises:
+        InputError: The answer is anything else, or nobody answers.
+    """
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise InputError("Nothing was done.", next_step="Answer y, or give --yes.")
 
 
 def _text(cell: object) -> str:

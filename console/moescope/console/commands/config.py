@@ -47,12 +47,17 @@ def show(config: ConfigFile = None, data: DataDirectory = None, as_json: AsJson 
 
 
 @app.command()
-def check(config: ConfigFile = None, data: DataDirectory = None) -> None:
+def check(config: ConfigFile = None, data: DataDirectory = None, as_json: AsJson = False) -> None:
     """Check settings without starting anything; exit code 2 and a reason when one is refused.
 
     Example: moescope config check --config moescope.toml
     """
     from moescope.processors.config import WindowConfig
 
-    WindowConfig.from_settings(settings_from(config, data))
-    print("settings are valid")
+    settings = settings_from(config, data)
+    WindowConfig.from_settings(settings)
+    changed = [name for name, origin in settings.origins.items() if origin != "default"]
+    if as_json:
+        print_json({"valid": True, "not_default": changed})
+    else:
+        print(f"settings are valid; {len(changed)} differ from the defaults")

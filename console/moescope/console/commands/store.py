@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from moescope.console.options import AsJson, ConfigFile, DataDirectory, Yes, settings_from
-from moescope.console.output import note, print_json, print_pairs
+from moescope.console.output import confirm, note, print_json, print_pairs
 
 if TYPE_CHECKING:
     from moescope.core.settings import Settings
@@ -32,7 +32,7 @@ def migrate(
     path = _existing_store(settings_from(config, data))
     if not yes:
         note("Make a copy of the store file first; a migration cannot be taken back.")
-        typer.confirm(f"Migrate {path}?", abort=True, err=True)
+        confirm(f"Migrate {path}?")
     with open_database(path) as connection:
         applied = migrate_schema(connection, SystemClock())
         version = schema_version(connection)

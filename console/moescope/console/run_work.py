@@ -1,0 +1,91 @@
+"""Everything on one machine: the agent on a thread beside the embedded owner."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from moescope.console.output import note
+from moescope.console.owner import Owner
+from moescope.console.places import log_root, ring_directory
+from moescope.console.progress import progress
+from moescope.core.batchlog import WriterSettings
+from moescope.producers.agent import Agent, AgentSettings
+
+if TYPE_CHECKING:
+    from moescope.core.settings import Settings
+    from moescope.processors.pipeline import PipelineTotals
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that the first SIGINT or SIGTERM sets; the next one ends the process."""
+    stop = threading.Event()
+
+    def ask_to_stop(number: int, frame: Any) -> None:  # noqa: ANN401, ARG001 (signal's signature)
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask_to_stop)
+    return stop
+
+
+def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> PipelineTotals:
+    """Ship what recorders wrote, process, store and export, until told to stop.
+
+    Args:
+        settings: Name the data directory and everything else.
+        stop: Ends it when it is set.
+        until_idle: End when everything that was recorded before the call is processed.
+
+    Raises:
+        StoreInUseError: Another process owns the store.
+        AgentLockedError: Another agent serves the ring folder.
+        MoescopeError: What the agent, the pipeline, the store or the export raised.
+    """
+    log = log_root(settings.data_directory)
+    agent_settings = AgentSettings(log=WriterSettings(byte_cap=settings["log.byte_cap"]))
+    with (
+        progress("processing") as report,
+        Owner(
+            settings,
+            on_commit=lambda totals: report(
+                totals.records,
+                f"{totals.records:,} records, {totals.token_windows:,} token windows",
+            ),
+        ) as owner,
+        Agent(ring_directory(settings.data_directory), log, settings=agent_settings) as agent,
+    ):
+        note(f"data directory {settings.data_directory}; stop with Ctrl-C")
+        if until_idle:
+            agent.drain()
+            return owner.run(until_idle=True, stop=stop)
+        with _ShippingThread(agent, stop):
+            return owner.run(stop=stop)
+
+
+class _ShippingThread:
+    """The agent on a thread; when it fails, everything stops and the failure is raised."""
+
+    def __init__(self, agent: Agent, stop: threading.Event) -> None:
+        self._agent = agent
+        self._stop = stop
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="moescope-agent")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._agent.run(self._stop)
+        except BaseException as failure:  # noqa: BLE001 (raised again by the main thread)
+            self._failure = failure
+            self._stop.set()
