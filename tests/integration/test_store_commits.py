@@ -36,6 +36,7 @@ from moescope.core.emission import (
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
 from moescope.storage.errors import EmissionRefusedError, FencedError
+from moescope.storage.histogram_rows import decode_bins
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def test_windows_without_weight_enter_histograms_only(store: Store) -> None:
     store.apply(with_windows(RowProcessor().emission([EMPTY_RECORD]), group))
     assert rows_of(store, "SELECT DISTINCT request, weight FROM windows") == [("q1", 8.0)]
     ((bins,),) = rows_of(store, "SELECT bins FROM metric_histograms")
-    assert np.frombuffer(bins, "<i8").sum() == 2 * len(LAYERS)
+    assert decode_bins(bins).sum() == 2 * len(LAYERS)
 
 
 def test_reasons_for_insufficient_windows(store: Store) -> None:
@@ -311,7 +312,7 @@ def test_a_row_that_is_late_finishes_the_window_again(store: Store) -> None:
     )
     ((band, bins),) = histograms
     assert band == "3"
-    counts = np.frombuffer(bins, "<i8").reshape(2, -1)
+    counts = decode_bins(bins)
     assert [np.flatnonzero(layer).tolist() for layer in counts] == [[3], [4]]
 
 
@@ -384,6 +385,7 @@ import resource, sys
 from pathlib import Path
 sys.path[:0] = {paths!r}
 from support.shared_rows import SHAPES, RowProcessor, make_records, share_finisher
+from moescope.storage.histogram_rows import decode_bins
 from moescope.storage.errors import StoreWriteError
 from moescope.storage.store import Store
 

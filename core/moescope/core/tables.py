@@ -156,7 +156,7 @@ _METRIC_HISTOGRAMS = Table(
         Column("metric", "VARCHAR", "Name in the metric registry."),
         Column(
             "bins", "BLOB",
-            "Little-endian int64 [layers, 66]: underflow, 64 bins, overflow; layers as in `lanes`.",
+            "One zstd frame of little-endian int64 [layers, 66]: underflow, 64 bins, overflow.",
         ),
         _COMMIT,
     ),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.storage.account_rows import (
@@ -49,6 +47,7 @@ if TYPE_CHECKING:
     from moescope.storage.late_windows import Reopened
     from moescope.storage.memory import Memory
     from moescope.storage.shared import WindowShapes, WindowSpan
+    from moescope.storage.window_rows import Kept
 
 PURGE_EVERY_US = 60_000_000
 """Panes are deleted in batches of a minute of event time."""
@@ -75,7 +74,8 @@ class Commit:
         self._minimum_coverage = minimum_coverage
         self._commit_id = memory.commit_id + 1
         self._histograms: Histograms = {}
-        self._rows: list[pa.Table] = []
+        self._kept: dict[LaneKey, list[Kept]] = {}
+        self._kept_bytes = 0
         self._references: list[TrailingReference] = []
         self._late_rows: dict[str, int] = {}
 
@@ -96,7 +96,7 @@ class Commit:
         for domain in domains:
             self._advance(domain, reopened)
         duplicates = self._keep(emission.windows, token=True)
-        insert(connection, "windows", self._all_rows())
+        self._insert_windows()
         merge_histograms(connection, self._histograms, commit_id)
         insert_references(connection, [*emission.references, *self._references], commit_id)
         insert_batches(connection, emission.batches, commit_id)
@@ -178,11 +178,17 @@ class Commit:
             kept = [each.group.weight > 0 for each in finished]
         for each, mask in zip(finished, kept, strict=True):
             if mask.any():
-                self._rows.append(window_rows(each, mask, self._minimum_coverage, self._commit_id))
+                self._kept.setdefault(each.group.lane, []).append((each, mask))
+                self._kept_bytes += each.group.counts.nbytes
+        if self._kept_bytes >= GROUP_BYTES:
+            self._insert_windows()
         return left_out
 
-    def _all_rows(self) -> pa.Table:
-        return pa.concat_tables(self._rows) if self._rows else pa.table({})
+    def _insert_windows(self) -> None:
+        for parts in self._kept.values():
+            rows = window_rows(parts, self._minimum_coverage, self._commit_id)
+            insert(self._connection, "windows", rows)
+        self._kept, self._kept_bytes = {}, 0
 
     def _reference(self, lane: LaneKey, phase: str, time_us: int) -> TrailingReference | None:
         reference, new = self._memory.trailing.at(lane, phase, time_us)

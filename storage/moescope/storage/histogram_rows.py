@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import zstandard
 
 from moescope.core.histograms import SLOTS
 from moescope.core.metrics import HISTOGRAM_METRICS
@@ -28,6 +29,22 @@ _KEY = (
 )  # fmt: skip
 _INCREMENTS = "histogram_increments"
 _REPLACED = "replaced_histograms"
+
+
+def encode_bins(bins: NDArray[np.int64]) -> bytes:
+    """A histogram as stored: most bins are empty, and each commit writes some anew.
+
+    Args:
+        bins: int64 [L, 66].
+    """
+    raw = np.ascontiguousarray(bins, "<i8").tobytes()
+    return zstandard.ZstdCompressor(level=1).compress(raw)
+
+
+def decode_bins(blob: bytes) -> NDArray[np.int64]:
+    """A stored histogram: int64 [L, 66]."""
+    raw = zstandard.ZstdDecompressor().decompress(blob)
+    return np.frombuffer(raw, "<i8").reshape(-1, SLOTS)
 
 
 def add_histograms(total: Histograms, increments: Histograms, sign: int = 1) -> None:
@@ -61,7 +78,7 @@ def merge_histograms(
     ).to_arrow_table()
     connection.unregister(_INCREMENTS)
     for number, bins in zip(found["number"].to_pylist(), found["bins"].to_pylist(), strict=True):
-        sums[number] = sums[number] + np.frombuffer(bins, "<i8").reshape(-1, SLOTS)
+        sums[number] = sums[number] + decode_bins(bins)
     if len(found):
         connection.register(_REPLACED, found.select(["id"]))
         replaced = f"rowid IN (SELECT id FROM {_REPLACED})"  # noqa: S608 (a constant)
@@ -71,7 +88,7 @@ def merge_histograms(
     rows = pa.table(
         {
             **columns,
-            "bins": pa.array([bins.astype("<i8").tobytes() for bins in sums], pa.binary()),
+            "bins": pa.array([encode_bins(bins) for bins in sums], pa.binary()),
             "commit_id": pa.array(np.full(len(keys), commit_id, np.int64)),
         }
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,8 @@ from moescope.storage.columns import chosen, constant, empty_lists, timestamps, 
 from moescope.storage.lanes import lane_id
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from numpy.typing import NDArray
 
     from moescope.core.emission import FinishedWindows, WindowGroup
@@ -27,88 +30,120 @@ _REASONS = (
 )
 
 
-def window_rows(
-    finished: FinishedWindows,
-    kept: NDArray[np.bool_],
-    minimum_coverage: float,
-    commit_id: int,
-) -> pa.Table:
-    """Rows of the kept windows of a group.
+Kept = tuple["FinishedWindows", "NDArray[np.bool_]"]
+"""A finished group, and which of its windows to store: bool [W]."""
+
+
+def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) -> pa.Table:
+    """Rows of the kept windows of finished groups of one lane, built side by side.
 
     Args:
-        finished: W windows with their metric values.
-        kept: bool [W], which of them to store.
+        parts: At least one group, all of the same lane.
         minimum_coverage: Below it a window says too little.
         commit_id: Number of the transaction.
 
     Returns:
         Σ kept × L rows, with the columns of `windows`.
     """
-    group = finished.group
-    lane = group.lane
+    lane = parts[0][0].group.lane
     layers, experts = len(lane.layers), lane.experts
-    window = np.repeat(np.flatnonzero(kept).astype(np.int32), layers)
-    rows = len(window)
-    coverage = group.seen / np.maximum(group.expected, 1)
-    coverage[group.unknown_gap] = np.nan
-    values = finished.values[kept].transpose(2, 0, 1).reshape(len(METRIC_NAMES), rows)
-    dropped = group.dropped[kept].reshape(rows)
-    no_time = np.full(len(group), NO_TIME)
-    dated = group.kind in {WindowKind.TIME, WindowKind.TASK}
-    start_time = np.where(group.first_time_us == NO_TIME, NO_TIME, group.start)
+    groups = [finished.group for finished, _ in parts]
+    kept = [mask for _, mask in parts]
+    windows = sum(int(mask.sum()) for mask in kept)
+    rows = windows * layers
+    window = np.repeat(np.arange(windows, dtype=np.int32), layers)
+    part = np.repeat(np.arange(len(parts), dtype=np.int32), [mask.sum() for mask in kept])[window]
+
+    def each(get: Callable[[WindowGroup], NDArray[Any]]) -> NDArray[Any]:
+        """Values per window and layer, from values per window."""
+        picked = [get(group)[mask] for group, mask in zip(groups, kept, strict=True)]
+        return np.concatenate(picked)[window]
+
+    def text(get: Callable[[WindowGroup], Sequence[str]]) -> pa.Array:
+        """The same for texts per window."""
+        picked: list[str] = []
+        for group, mask in zip(groups, kept, strict=True):
+            picked.extend(compress(get(group), mask))
+        return chosen(picked, window)
+
+    def same(get: Callable[[WindowGroup], str | None]) -> pa.Array:
+        """The same for texts per group."""
+        return chosen([get(group) for group in groups], part)
+
+    def per_layer(arrays: Iterable[NDArray[Any]]) -> NDArray[Any]:
+        """Values per window and layer, from arrays [W, L, …]."""
+        return np.concatenate([array[mask] for array, mask in zip(arrays, kept, strict=True)])
+
+    values = per_layer(finished.values for finished, _ in parts)
+    values = values.transpose(2, 0, 1).reshape(len(METRIC_NAMES), rows)
+    counts = per_layer(group.counts for group in groups).reshape(-1)
+    dropped = per_layer(group.dropped for group in groups).reshape(rows)
+    tokens = per_layer(finished.tokens for finished, _ in parts).reshape(rows)
+    reasons = each(lambda group: _reasons(group, minimum_coverage))
     columns: dict[str, pa.Array] = {
         "domain": constant(lane.domain, rows),
         "model": constant(lane.model, rows),
         "revision": constant(lane.revision, rows),
-        "phase": constant(group.phase, rows),
+        "phase": same(lambda group: group.phase),
         "origin": constant(lane.origin, rows),
-        "scope_kind": constant(group.scope_kind, rows),
-        "scope_value": constant(group.scope_value, rows),
-        "window_kind": constant(group.kind, rows),
-        "size": pa.array(np.full(rows, group.size, np.int64)),
-        "stride": pa.array(np.full(rows, group.stride, np.int64)),
-        "start": pa.array(group.start[window]),
-        "request": chosen(group.request, window),
-        "task": chosen(group.task, window),
-        "layer": pa.array(np.tile(np.array(lane.layers, np.int32), rows // max(layers, 1))),
+        "scope_kind": same(lambda group: group.scope_kind),
+        "scope_value": same(lambda group: group.scope_value),
+        "window_kind": same(lambda group: group.kind),
+        "size": pa.array(np.array([group.size for group in groups], np.int64)[part]),
+        "stride": pa.array(np.array([group.stride for group in groups], np.int64)[part]),
+        "start": pa.array(each(lambda group: group.start)),
+        "request": text(lambda group: group.request),
+        "task": text(lambda group: group.task),
+        "layer": pa.array(np.tile(np.array(lane.layers, np.int32), windows)),
         "fidelity": constant(lane.fidelity, rows),
         "sampling_ratio": pa.array(np.full(rows, lane.sampling_ratio, np.float64)),
         "lane": constant(lane_id(lane), rows),
         "experts": pa.array(np.full(rows, experts, np.int32)),
         "top_k": pa.array(np.full(rows, lane.top_k, np.int32)),
-        "node": chosen(group.node, window),
-        "scene": chosen(group.scene, window),
-        "start_time": timestamps((start_time if dated else no_time)[window]),
-        "first_time": timestamps(group.first_time_us[window]),
-        "last_time": timestamps(group.last_time_us[window]),
-        "close_time": timestamps(group.close_time_us[window]),
-        "span": pa.array(_span(group)[window]),
-        "tokens": pa.array(finished.tokens[kept].reshape(rows)),
-        "requests": pa.array(group.requests[window]),
-        "seen": pa.array(group.seen[window]),
-        "expected": pa.array(group.expected[window]),
-        "lost": pa.array(group.lost[window]),
-        "cached": pa.array(group.cached[window]),
-        "coverage": pa.array(coverage[window], from_pandas=True),
-        "complete": pa.array(group.complete[window]),
-        "counts": vectors(group.counts[kept].reshape(-1).astype(np.uint64, copy=False), experts),
+        "node": text(lambda group: group.node),
+        "scene": text(lambda group: group.scene),
+        "start_time": timestamps(each(_start_time)),
+        "first_time": timestamps(each(lambda group: group.first_time_us)),
+        "last_time": timestamps(each(lambda group: group.last_time_us)),
+        "close_time": timestamps(each(lambda group: group.close_time_us)),
+        "span": pa.array(each(_span)),
+        "tokens": pa.array(tokens),
+        "requests": pa.array(each(lambda group: group.requests)),
+        "seen": pa.array(each(lambda group: group.seen)),
+        "expected": pa.array(each(lambda group: group.expected)),
+        "lost": pa.array(each(lambda group: group.lost)),
+        "cached": pa.array(each(lambda group: group.cached)),
+        "coverage": pa.array(each(_coverage), from_pandas=True),
+        "complete": pa.array(each(lambda group: group.complete)),
+        "counts": vectors(counts.astype(np.uint64, copy=False), experts),
         "dropped": pa.array(dropped, mask=dropped == np.uint64(DROPS_UNKNOWN)),
         **{
             name: pa.array(values[number], from_pandas=True)
             for number, name in enumerate(METRIC_NAMES)
         },
-        "trailing_reference": chosen([group.trailing_id or None], np.zeros(rows, np.int32)),
+        "trailing_reference": same(lambda group: group.trailing_id or None),
         "level": constant(Level.INSUFFICIENT, rows),
-        "level_reason": chosen(_REASONS, _reasons(group, coverage, minimum_coverage)[window]),
+        "level_reason": chosen(_REASONS, reasons),
         "warn_metrics": empty_lists(rows),
         "red_metrics": empty_lists(rows),
-        "close_reason": chosen(group.close_reason, window),
+        "close_reason": text(lambda group: group.close_reason),
         "threshold_version": chosen([None], np.zeros(rows, np.int32)),
-        "weight": pa.array(group.weight[window]),
-        "row_version": pa.array(group.row_version[window]),
+        "weight": pa.array(each(lambda group: group.weight)),
+        "row_version": pa.array(each(lambda group: group.row_version)),
         "commit_id": pa.array(np.full(rows, commit_id, np.int64)),
     }
     return pa.table(columns)
+
+
+def _coverage(group: WindowGroup) -> NDArray[np.float64]:
+    """NaN where a gap of unknown length makes it unknown."""
+    return np.where(group.unknown_gap, np.nan, group.seen / np.maximum(group.expected, 1))
+
+
+def _start_time(group: WindowGroup) -> NDArray[np.int64]:
+    dated = group.kind in {WindowKind.TIME, WindowKind.TASK}
+    absent = (group.first_time_us == NO_TIME) | (not dated)
+    return np.where(absent, NO_TIME, group.start)
 
 
 def _span(group: WindowGroup) -> NDArray[np.int64]:
@@ -120,11 +155,9 @@ def _span(group: WindowGroup) -> NDArray[np.int64]:
     return np.full(len(group), group.size, np.int64)
 
 
-def _reasons(
-    group: WindowGroup, coverage: NDArray[np.float64], minimum_coverage: float
-) -> NDArray[np.int32]:
+def _reasons(group: WindowGroup, minimum_coverage: float) -> NDArray[np.int32]:
     """Index into `_REASONS` of each window; the first that applies."""
-    partial = ~group.complete if group.kind is WindowKind.TOKEN else np.zeros(len(group), bool)
+    partial = ~group.complete & (group.kind is WindowKind.TOKEN)
     return np.select(
-        [group.unknown_gap, coverage < minimum_coverage, partial], [0, 1, 2], default=3
+        [group.unknown_gap, _coverage(group) < minimum_coverage, partial], [0, 1, 2], default=3
     ).astype(np.int32)
