@@ -31,6 +31,7 @@ from moescope.processors.kernels.plan import (
     N_ROW,
     N_STALE,
     N_TASKS,
+    STALE_ROW,
     plan,
 )
 from moescope.processors.kernels.records import (
@@ -51,6 +52,8 @@ from moescope.processors.panes import UNKNOWN_DROPS
 from moescope.processors.request_slots import RequestSlots
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from moescope.core.batch import Requests, RoutingBatch
@@ -78,6 +81,7 @@ class RowAccount:
     uncounted_phase: int = 0
     suspicious_pairs: int = 0
     reasons: tuple[str, ...] = ()
+    stale_rows: tuple[int, ...] = ()
 
 
 class Lane:
@@ -97,6 +101,8 @@ class Lane:
         self._task_names: dict[int, str] = {}
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
+        self._forget_at = NO_TIME
+        self._task_entries: dict[str, int] = {}
         self.output = LaneOutput(key, partition, config, sampling, self._scene_name)
         width = self._layers * self._experts
         self._most_cells = int(np.clip(CELL_BYTES // (2 * max(width, 1)), 64, MOST_CELLS))
@@ -111,17 +117,26 @@ class Lane:
 
     # ---- what a batch brings -------------------------------------------------------------
 
-    def roll_up(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
-        """Roll a batch up. With `live` false only memory is rebuilt and nothing is handed out."""
-        if batch.tokens is not None:
-            return self._roll_up_rows(batch, offset, live=live)
-        return self._roll_up_blocks(batch, offset, live=live)
+    def roll_up(
+        self, batch: RoutingBatch, offset: int, *, live: bool, stale: Sequence[int] = ()
+    ) -> RowAccount:
+        """Roll a batch up. With `live` false only memory is rebuilt and nothing is handed out.
 
-    def _roll_up_rows(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+        `stale` are rows (or blocks) found to be stale when the record was first read: what they
+        repeated may lie before the place where a replay starts.
+        """
+        if batch.tokens is not None:
+            return self._roll_up_rows(batch, offset, stale, live=live)
+        return self._roll_up_blocks(batch, offset, stale, live=live)
+
+    def _roll_up_rows(
+        self, batch: RoutingBatch, offset: int, stale: Sequence[int], *, live: bool
+    ) -> RowAccount:
         tokens, routes = batch.tokens, batch.routes
         assert tokens is not None  # noqa: S101 (narrowing; the batch was validated)
         assert routes is not None  # noqa: S101
         account, status = _classify(tokens.phase, tokens.flags)
+        status[list(stale)] = SKIPPED
         total = len(tokens)
         identical = np.zeros(total, np.bool_)
         mark_identical(routes.gaps, tokens.request, tokens.position, identical)
@@ -159,11 +174,14 @@ class Lane:
             account.reasons += ("suspicious_rows",)
         return account
 
-    def _roll_up_blocks(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+    def _roll_up_blocks(
+        self, batch: RoutingBatch, offset: int, stale: Sequence[int], *, live: bool
+    ) -> RowAccount:
         account = RowAccount()
         blocks = batch.token_blocks
         if blocks is not None and len(blocks):
             account, status = _classify(blocks.phase, blocks.flags, blocks.tokens)
+            status[list(stale)] = SKIPPED
             total = len(blocks)
             times = blocks.first_time_us
             first = np.full(total, NO_TIME, np.int64) if times is None else times
@@ -257,8 +275,22 @@ class Lane:
                 account.suspicious_pairs += int(n[N_IDENTICAL]) * self._layers
                 account.reasons += ("identical_rows",)
             begin = end
+        if account.stale:
+            account.stale_rows = tuple(np.flatnonzero(cell_of_row == STALE_ROW).tolist())
+        self._note_earliest(first_time)
         gone = np.unique(slot_of_request)
         self._release(gone[requests.slots["phase"][gone] == NONE])
+
+    def _note_earliest(self, times: NDArray[np.int64]) -> None:
+        """See to it that rows of a node that lags behind are looked at in time."""
+        timed = times[times != NO_TIME]
+        if not len(timed):
+            return
+        earliest = int(timed.min())
+        self._deadline = min(self._deadline, earliest + SILENCE_US)
+        self._forget_at = min(self._forget_at, earliest + FORGET_US)
+        if earliest // MINUTE_US < self._flushed_minute:
+            self._flushed_minute = NO_TIME
 
     def _carry_out(
         self,
@@ -317,8 +349,12 @@ class Lane:
                 (requests.slots["task_seen"] > 0) & timed & (requests.slots["task_minute"] < minute)
             )
             self._flush_tasks(due, live=live)
+        if watermark >= self._forget_at:
+            timed = (requests.slots["live"] != 0) & (requests.slots["last_time"] != NO_TIME)
             silent = timed & (requests.slots["last_time"] <= watermark - FORGET_US)
-            self._release(np.flatnonzero(silent & (requests.slots["live"] != 0)))
+            self._release(np.flatnonzero(silent))
+            oldest = requests.slots["last_time"][timed & ~silent]
+            self._forget_at = int(oldest.min() if len(oldest) else watermark) + FORGET_US
 
     def _next_deadline(self, watermark: int) -> int:
         requests = self._requests
@@ -372,11 +408,15 @@ class Lane:
         """Lowest record offset that something open still needs."""
         return self._requests.lowest_open_offset()
 
-    def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a restart cannot rebuild from the records it replays."""
+    def state(self, replay_from: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """What a restart cannot rebuild from the records that it replays from there on."""
+        requests = self._requests
         values, arrays = self.output.state()
         values["scenes"] = self._scenes
         values["closed_early"] = self._closed_early()
+        values["idle"], arrays["idle"] = requests.idle(replay_from)
+        values["idle_nodes"] = [self._node_of(name) for name in values["idle"]]
+        values["open_pieces"], arrays["open_pieces"] = requests.open_pieces()
         return values, arrays
 
     def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
@@ -386,6 +426,15 @@ class Lane:
         for name in values["scenes"]:
             self._scene(name)
         self.output.restore(values, arrays)
+        self._task_entries = dict(
+            zip(values["open_pieces"], arrays["open_pieces"].tolist(), strict=True)
+        )
+        slots = self._requests.remember(values["idle"], arrays["idle"])
+        self._nodes.update(zip(slots.tolist(), values["idle_nodes"], strict=True))
+
+    def _node_of(self, request: str) -> str:
+        slot = self._requests.find(request)
+        return "" if slot is None else self._nodes.get(slot, "")
 
     def finish_replay(self, values: dict[str, Any] | None, watermark: int) -> None:
         """Bring memory rebuilt from replayed records to where the last commit stood.
@@ -409,8 +458,14 @@ class Lane:
             window["closed_early"] = max(int(window["closed_early"]), mark["index"])
             if window["open"] and window["index"] <= window["closed_early"]:
                 requests.drop_open(slot, mark["accumulator"])
+        for request, entries in self._task_entries.items():
+            open_slot = requests.find(request)
+            if open_slot is not None:
+                requests.slots[open_slot]["task_requests"] = entries
+        self._task_entries = {}
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
+        self._forget_at = NO_TIME
         if watermark != NO_TIME:
             self.advance(watermark, live=False)
 

@@ -11,7 +11,7 @@ from moescope.core.clock import NO_TIME
 from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
 from moescope.core.vocabulary import CloseReason, Phase, ScopeKind, WindowKind
 from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
-from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey
+from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey, told_drops
 from moescope.processors.trailing import PERIOD_US, TrailingSums
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class LaneOutput:
                     scope_value="",
                     pane=int(piece["minute"]) * MINUTE_US,
                     counts=counts[index].reshape(self._shape),
-                    dropped=dropped[index],
+                    dropped=told_drops(dropped[index]),
                     seen=int(piece["seen"]),
                     task=task,
                     first_time_us=int(piece["first_time"]),
@@ -246,7 +246,7 @@ class LaneOutput:
             scope_value=scope_value,
             pane=start,
             counts=pane.counts,
-            dropped=pane.dropped,
+            dropped=told_drops(pane.dropped),
             seen=pane.seen,
             lost=pane.lost,
             unknown_gap=pane.unknown_gap,
@@ -327,7 +327,7 @@ class LaneOutput:
                 weight=weights[chosen],
                 row_version=np.ones(len(rows), np.int32),
                 counts=counts[chosen].astype(np.uint32).reshape(-1, *self._shape),
-                dropped=dropped[chosen],
+                dropped=told_drops(dropped[chosen]),
                 trailing=trailing,
                 trailing_id=trailing_id,
             )

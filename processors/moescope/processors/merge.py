@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moescope.core.clock import NO_TIME
+from moescope.core.metrics import DROPS_UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,12 +33,13 @@ def merge_deltas(deltas: Iterable[SharedDelta]) -> list[SharedDelta]:
 
 def _sum(parts: list[SharedDelta]) -> SharedDelta:
     counts = parts[0].counts.astype(np.uint64)
-    dropped = parts[0].dropped.copy()
+    told = np.stack([part.dropped for part in parts])
+    unknown = np.uint64(DROPS_UNKNOWN)
+    dropped = np.where((told == unknown).any(axis=0), unknown, told.sum(axis=0, dtype=np.uint64))
     gaps = parts[0].request_gaps.copy()
     scene_tokens: dict[str, int] = dict(parts[0].scene_tokens)
     for part in parts[1:]:
         counts += part.counts
-        dropped += part.dropped
         gaps += part.request_gaps
         for scene, tokens in part.scene_tokens.items():
             scene_tokens[scene] = scene_tokens.get(scene, 0) + tokens

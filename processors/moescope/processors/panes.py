@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.processors.kernels.apply import add_cells
 
 if TYPE_CHECKING:
@@ -19,7 +20,12 @@ NO_FIRST = 2**63 - 1
 NO_LAST = -(2**63)
 UNKNOWN_DROPS = np.uint64(1 << 40)
 """Added once per cell whose producer does not tell drops: sums of it stay above any real number
-of assignments, which finishing reads as "unknown"."""
+of assignments until `told_drops` says so."""
+
+
+def told_drops(sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Sums of drops as others read them: `DROPS_UNKNOWN` where one part does not tell."""
+    return np.where(sums >= UNKNOWN_DROPS, np.uint64(DROPS_UNKNOWN), sums)
 
 
 class PaneKey(NamedTuple):
@@ -82,6 +88,8 @@ class PaneArena:
             self._counts, self._dropped, self._seen, self._first, self._last, self._gaps,
             self._entries, self._lost, self._unknown,
         )  # fmt: skip
+        source: NDArray[Any]
+        target: NDArray[Any]
         for source, target in zip(old, new, strict=True):
             np.copyto(target[:used], source[:used])
 

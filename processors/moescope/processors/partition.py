@@ -67,6 +67,7 @@ class Partition:
         self._lanes: dict[LaneKey, Lane] = {}
         self._output = PartitionOutput()
         self._skipped: list[int] = []
+        self._stale_rows: dict[int, list[int]] = {}
         self._recent: deque[tuple[int, int]] = deque()
         self._latest_time = NO_TIME
         self._saved: dict[LaneKey, dict[str, Any]] = {}
@@ -111,7 +112,10 @@ class Partition:
             self._account_lost(node, batch, missing)
         if not batch.is_heartbeat:
             self._note_times(record.offset, batch)
-            account = self._lane(header).roll_up(batch, record.offset, live=live)
+            stale = [] if live else self._stale_rows.get(record.offset, [])
+            account = self._lane(header).roll_up(batch, record.offset, live=live, stale=stale)
+            if live and account.stale_rows:
+                self._stale_rows[record.offset] = list(account.stale_rows)
         if live:
             self._note_steps(node, batch)
             self._nodes.note_time(node, header.watermark_us, skewed=skewed)
@@ -304,12 +308,15 @@ class Partition:
         self._emitted_to = max(self._emitted_to, self.next_offset)
         replay_from = self._replay_from()
         self._skipped = [offset for offset in self._skipped if offset >= replay_from]
+        self._stale_rows = {
+            offset: rows for offset, rows in self._stale_rows.items() if offset >= replay_from
+        }
         progress = PartitionProgress(
             partition=self.name,
             domain=self.domain,
             emitted_to=self._emitted_to,
             replay_from=replay_from,
-            state=self._state(),
+            state=self._state(replay_from),
             watermark_us=self.watermark_us,
             step_low=END_OF_TIME if self.sealed else self._nodes.step_low(),
             sealed=self.sealed,
@@ -345,16 +352,17 @@ class Partition:
                 needed.append(self._recent[0][0])
         return min(needed)
 
-    def _state(self) -> bytes:
+    def _state(self, replay_from: int) -> bytes:
         values: dict[str, Any] = {
             "nodes": self._nodes.state(),
             "sampling": self._sampling.state(),
             "skipped": self._skipped,
+            "stale_rows": list(self._stale_rows.items()),
             "lanes": [],
         }
         arrays: dict[str, NDArray[Any]] = {}
         for index, (key, lane) in enumerate(self._lanes.items()):
-            lane_values, lane_arrays = lane.state()
+            lane_values, lane_arrays = lane.state(replay_from)
             values["lanes"].append({"key": _key_values(key), "values": lane_values})
             arrays |= {f"{index}/{name}": array for name, array in lane_arrays.items()}
         return pack_state(values, arrays)
@@ -367,6 +375,7 @@ class Partition:
         self._nodes.restore(values["nodes"])
         self._sampling.restore(values["sampling"])
         self._skipped = list(values["skipped"])
+        self._stale_rows = dict(values["stale_rows"])
         for index, saved in enumerate(values["lanes"]):
             key = _key_from(saved["key"])
             prefix = f"{index}/"

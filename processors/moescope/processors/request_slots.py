@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from moescope.processors.config import WindowConfig
 
 FIRST_CAPACITY = 64
+MEMORY = (
+    "last_position", "last_time", "last_offset", "last_pane", "last_step_pane", "phase", "scene",
+    "task",
+)  # fmt: skip
+"""What later rows of a request depend on, when nothing of it is open."""
 
 
 class RequestSlots:
@@ -127,6 +132,29 @@ class RequestSlots:
             if open_tasks.any():
                 offsets.append(int(self.slots["task_offset"][open_tasks].min()))
         return min(offsets, default=None)
+
+    def idle(self, replay_from: int) -> tuple[list[str], NDArray[np.int64]]:
+        """Requests that no record from `replay_from` on brings back, and their memory.
+
+        Returns:
+            Names, and int64 [n, len(MEMORY)].
+        """
+        slots = self.live()
+        slots = slots[self.slots["last_offset"][slots] < replay_from]
+        memory = np.stack([self.slots[name][slots] for name in MEMORY], axis=1)
+        return [self.names[slot] for slot in slots.tolist()], memory
+
+    def remember(self, names: Sequence[str], memory: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Take over what `idle` told; gives the slots."""
+        slots = self.claim(names)
+        for column, name in enumerate(MEMORY):
+            self.slots[name][slots] = memory[:, column]
+        return slots
+
+    def open_pieces(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Requests with an open task piece, and how often it enters a task."""
+        slots = np.flatnonzero(self.slots["task_seen"] > 0)
+        return [self.names[slot] for slot in slots.tolist()], self.slots["task_requests"][slots]
 
     def drop_open(self, slot: int, accumulator: int) -> None:
         """Throw away an open window's counts (only when replay has rebuilt a closed one)."""

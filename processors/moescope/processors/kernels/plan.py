@@ -40,6 +40,9 @@ IDENTICAL_ROWS = 33
 CELL_ROWS = 32_768
 """Longest cell: its counts are 16 bits wide."""
 
+STALE_ROW = -2
+"""In `cell_of_row`: left out because the request had come further already."""
+
 N_ROW, N_CELLS, N_CLOSED, N_TASKS, N_OPS, N_STALE, N_LATE, N_ACCEPTED, N_IDENTICAL = range(9)
 COUNTERS = 9
 
@@ -58,6 +61,9 @@ def _close(
     n: NDArray[np.int64],
 ) -> None:
     window = windows[slot, accumulator]
+    if reason == SILENCE and window["first_time"] + AGE_US < slots[slot]["last_time"] + SILENCE_US:
+        # Both are due: the earlier one would have closed it at a watermark in between.
+        reason = AGE
     out = closed[n[N_CLOSED]]
     start = window["index"] * specs[spec]["stride"]
     out["slot"] = slot
@@ -150,6 +156,7 @@ def forget(slots: Records, windows: Records, slot: int) -> None:
     state = slots[slot]
     state["last_position"] = NONE
     state["last_time"] = NO_TIME
+    state["last_offset"] = NONE
     state["last_pane"] = NO_TIME
     state["last_step_pane"] = NO_TIME
     state["phase"] = NONE
@@ -230,7 +237,7 @@ def plan(
         gap_limit: panes of the longest time window.
         step_pane_size: steps of a step pane, 0 when there are no step windows.
         offset: the record's offset.
-        cell_of_row: out, int32 [T]; −1 where a row is not counted.
+        cell_of_row: out, int32 [T]; −1 where a row is not counted, −2 where it is stale.
         cells, closed, pieces, ops: out buffers.
         n: out, int64 [COUNTERS]; `n[N_ROW]` is the row to go on with.
     """
@@ -242,6 +249,7 @@ def plan(
     row = begin
     cell = -1
     cell_end = 0
+    cell_late = 0
     deadline = NO_TIME
     while row < total:
         r = request[row]
@@ -304,6 +312,7 @@ def plan(
                         window["last_time"] = max(window["last_time"], time)
             cell_of_row[row] = cell
             n[N_ACCEPTED] += 1
+            n[N_LATE] += cell_late
             border_reached = place + 1 >= cell_end
             row += 1
             if border_reached:
@@ -332,7 +341,7 @@ def plan(
             forget(slots, windows, slot)
         if place <= state["last_position"]:
             n[N_STALE] += length
-            cell_of_row[row] = -1
+            cell_of_row[row] = STALE_ROW
             row += 1
             continue
         state["ended"] = 0
@@ -415,6 +424,7 @@ def plan(
                 out["step_entry"] = 1
                 state["last_step_pane"] = step_pane
         state["scene"] = scenes[r]
+        new_task = state["task"] != tasks[r]
         if state["task_seen"] == 0:
             state["task"] = tasks[r]
             state["task_phase"] = now_phase
@@ -426,19 +436,25 @@ def plan(
         if time != NO_TIME:
             state["task_first_time"] = min(state["task_first_time"], time)
             state["task_last_time"] = max(state["task_last_time"], last_time[row])
-        if place == anchor or (new_phase and unanchored[r, now_phase]):
+        if new_phase or new_task:
             state["task_requests"] += 1
         mask = 0
-        if relative >= 0 and not unanchored[r, now_phase]:
+        cell_late = 0
+        if unanchored[r, now_phase]:
+            cell_end = 2**31
+        elif relative < 0:
+            cell_end = anchor
+        else:
             for spec in range(len(specs)):
                 stride = specs[spec]["stride"]
+                late = 0
                 newest = relative // stride
                 oldest = max(0, (relative - specs[spec]["size"]) // stride + 1)
                 for index in range(oldest, newest + 1):
                     accumulator = specs[spec]["base"] + index % specs[spec]["overlap"]
                     window = windows[slot, accumulator]
                     if index <= window["closed_early"]:
-                        n[N_LATE] += length
+                        late = 1
                         continue
                     if not window["open"]:
                         window["open"] = 1
@@ -453,9 +469,9 @@ def plan(
                     if time != NO_TIME:
                         window["last_time"] = max(window["last_time"], last_time[row])
                     mask |= 1 << accumulator
+                cell_late += late
+            n[N_LATE] += cell_late * length
             cell_end = anchor + (relative // border + 1) * border
-        else:
-            cell_end = 2**31
         ops[n[N_OPS], 0] = OP_ADD
         ops[n[N_OPS], 1] = cell
         ops[n[N_OPS], 2] = slot
@@ -467,6 +483,7 @@ def plan(
             if window["open"] and window["first_time"] != NO_TIME:
                 deadline = min(deadline, window["first_time"] + AGE_US)
         state["last_position"] = place + length - 1
+        state["last_offset"] = offset
         if time != NO_TIME:
             state["last_time"] = max(state["last_time"], last_time[row])
         cell_of_row[row] = cell if counted else -1
@@ -518,6 +535,7 @@ __all__ = [
     "N_ROW",
     "N_STALE",
     "N_TASKS",
+    "STALE_ROW",
     "close_all",
     "flush_task",
     "forget",

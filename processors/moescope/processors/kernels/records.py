@@ -15,6 +15,7 @@ SLOT = np.dtype(
     [
         ("last_position", "i8"),
         ("last_time", "i8"),
+        ("last_offset", "i8"),
         ("last_pane", "i8"),
         ("last_step_pane", "i8"),
         ("phase", "i8"),
@@ -33,7 +34,7 @@ SLOT = np.dtype(
         ("task_offset", "i8"),
     ]
 )
-"""One remembered request of a lane."""
+"""One remembered request of a lane; `last_offset` is the record of its last accepted row."""
 
 WINDOW = np.dtype(
     [

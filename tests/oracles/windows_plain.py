@@ -1,0 +1,477 @@
+"""The whole roll-up in plain Python, written from docs/explanation/windows.md alone.
+
+Rows in, windows out: loops over rows and lists of rows, integers and exact fractions. It shares
+no code with moescope and is as slow as it looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+SECOND = 1_000_000
+MINUTE = 60 * SECOND
+NO_TIME = -(2**63)
+END_OF_TIME = 2**63 - 1
+
+PREFILL, DECODE, EVAL, TRAIN, WARMUP, DRAFT = range(6)
+PHASE_NAMES = ("prefill", "decode", "eval", "train", "warmup", "draft")
+CONTEXT, PADDING, RECOMPUTED, LAST_OF_REQUEST, LAST_OF_TASK = 1, 2, 4, 8, 16
+
+SILENCE_US = 30 * SECOND
+AGE_US = 120 * SECOND
+FORGET_US = 600 * SECOND
+BEHIND_US = 10 * SECOND
+SKEW_US = 60 * SECOND
+IDENTICAL_RUN = 33
+ZERO_LAYER_ROWS = 64
+
+
+class Lane(NamedTuple):
+    """What is constant over comparable windows (origin and fidelity are those of full logs)."""
+
+    model: str
+    revision: str
+    experts: int
+    top_k: int
+    layers: int
+
+
+class Row(NamedTuple):
+    """One token as a producer logs it. `ids` holds k expert ids per layer."""
+
+    request: str
+    task: str
+    scene: str
+    phase: int
+    position: int
+    time: int | None
+    step: int | None
+    flags: int
+    ids: tuple[tuple[int, ...], ...]
+    starts: tuple[int, ...] = (0, -1, -1, -1, -1, -1)
+    cached: int = 0
+
+
+class Record(NamedTuple):
+    """One record of a partition: a batch of one node, a heartbeat (no rows), or garbage."""
+
+    node: str
+    sequence: int
+    lane: Lane
+    watermark: int = NO_TIME
+    rows: tuple[Row, ...] = ()
+    incarnation: int = 1
+    clock_error: int = 0
+    readable: bool = True
+
+
+@dataclass(eq=False)
+class Accepted:
+    """An accepted row, and at which layers it is counted."""
+
+    row: Row
+    node: str
+    lane: Lane
+    good: list[bool]
+
+
+@dataclass(eq=False)
+class TokenWindow:
+    """A token window, open or closed."""
+
+    lane: Lane
+    request: str
+    phase: int
+    size: int
+    stride: int
+    first_position: int
+    anchor: int
+    rows: list[Accepted] = field(default_factory=list)
+    reason: str = ""
+
+    @property
+    def expected(self) -> int:
+        """Rows that should have been seen."""
+        if self.reason in ("complete", "position_beyond"):
+            return self.size
+        return self.rows[-1].row.position - self.anchor - self.first_position + 1
+
+    @property
+    def complete(self) -> bool:
+        """Everything expected was seen, and N were expected."""
+        return self.expected == self.size == len(self.rows)
+
+    @property
+    def first_time(self) -> int | None:
+        """Event time of the first row."""
+        return self.rows[0].row.time
+
+    @property
+    def close_time(self) -> int | None:
+        """Logical close time."""
+        first, last = self.rows[0].row.time, self.rows[-1].row.time
+        if first is None or last is None:
+            return None
+        if self.reason == "silence":
+            return last + SILENCE_US
+        return first + AGE_US if self.reason == "age" else last
+
+
+@dataclass
+class Account:
+    """What happened to one record's rows."""
+
+    verdict: str
+    rows: int = 0
+    accepted: int = 0
+    context: int = 0
+    padding: int = 0
+    recomputed: int = 0
+    stale: int = 0
+    late: int = 0
+    uncounted_phase: int = 0
+    suspicious: int = 0
+
+
+@dataclass
+class _Request:
+    greatest: int = -1
+    last_time: int | None = None
+    open: dict[tuple[int, int, int, int], TokenWindow] = field(default_factory=dict)
+    closed: set[tuple[int, int, int, int]] = field(default_factory=set)
+
+
+class Watermarks:
+    """The watermark of a partition from those of its nodes."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, int] = {}
+        self.skewed: set[str] = set()
+        self.partition = NO_TIME
+
+    def show(self, record: Record) -> None:
+        """Take in a record's watermark."""
+        if abs(record.clock_error) > SKEW_US:
+            self.skewed.add(record.node)
+        else:
+            self.skewed.discard(record.node)
+        known = self.nodes.get(record.node, NO_TIME)
+        self.nodes[record.node] = max(known, record.watermark)
+        taking_part = [mark for node, mark in self.nodes.items() if node not in self.skewed]
+        if taking_part:
+            fastest = max(taking_part)
+            active = [mark for mark in taking_part if fastest - mark <= BEHIND_US]
+            self.partition = max(self.partition, min(active))
+
+
+class Partition:
+    """Reads the records of one partition in order."""
+
+    def __init__(self, token_windows: Sequence[tuple[int, int]]) -> None:
+        self.declared = [(size, stride or size) for size, stride in token_windows]
+        self.accepted: list[Accepted] = []
+        self.windows: list[TokenWindow] = []
+        self.accounts: list[Account] = []
+        self.watermarks = Watermarks()
+        self.task_ends: list[tuple[Lane, str, int, int | None]] = []
+        self._requests: dict[tuple[Lane, str], _Request] = {}
+        self._identities: set[tuple[str, int, int]] = set()
+
+    def read(self, record: Record) -> None:
+        """Read the next record."""
+        identity = (record.node, record.incarnation, record.sequence)
+        if not record.readable:
+            self.accounts.append(Account("dead_letter"))
+            return
+        if identity in self._identities:
+            self.accounts.append(Account("duplicate"))
+            return
+        self._identities.add(identity)
+        account = Account("accepted", rows=len(record.rows))
+        self.accounts.append(account)
+        accepted = [found for row in record.rows if (found := self._row(row, record, account))]
+        gate(accepted, record.lane)
+        account.accepted = len(accepted)
+        account.suspicious = sum(not good for one in accepted for good in one.good)
+        self.accepted += accepted
+        self.watermarks.show(record)
+        self._by_watermark(self.watermarks.partition)
+
+    def seal(self) -> None:
+        """Nothing follows: close what is open."""
+        for request in self._requests.values():
+            self._close(request, list(request.open), "sealed")
+
+    def _row(self, row: Row, record: Record, account: Account) -> Accepted | None:
+        key = (record.lane, row.request)
+        if row.flags & LAST_OF_TASK:
+            self.task_ends.append((record.lane, row.task, row.phase, row.time))
+        if row.flags & CONTEXT:
+            account.context += 1
+            if row.flags & LAST_OF_REQUEST:
+                self._end(key)
+            return None
+        if row.flags & PADDING:
+            account.padding += 1
+            return None
+        if row.flags & RECOMPUTED:
+            account.recomputed += 1
+            return None
+        if row.phase in (WARMUP, DRAFT):
+            account.uncounted_phase += 1
+            return None
+        request = self._requests.setdefault(key, _Request())
+        if _passed(request.last_time, row.time, FORGET_US):
+            assert row.time is not None
+            self._by_time(request, row.time)
+            request = self._requests[key] = _Request()
+        if row.position <= request.greatest:
+            account.stale += 1
+            return None
+        found = Accepted(row, record.node, record.lane, [True] * record.lane.layers)
+        self._before(request, row)
+        account.late += self._count(request, found)
+        request.greatest, request.last_time = row.position, row.time
+        if row.flags & LAST_OF_REQUEST:
+            self._end(key)
+        return found
+
+    def _before(self, request: _Request, row: Row) -> None:
+        """Close what row ends before it is counted itself."""
+        if row.time is not None:
+            self._by_time(request, row.time)
+        self._close(request, [key for key in request.open if key[0] != row.phase], "phase_end")
+        self._close(
+            request,
+            [
+                key
+                for key, window in request.open.items()
+                if row.position - window.anchor >= window.first_position + window.size
+            ],
+            "position_beyond",
+        )
+
+    def _count(self, request: _Request, found: Accepted) -> int:
+        """Put a row into its token windows; say for how many declared sizes it is late."""
+        row = found.row
+        start = row.starts[row.phase]
+        if start < 0 and row.phase == DECODE:
+            return 0
+        anchor = max(start, row.cached, 0)
+        relative = row.position - anchor
+        late = 0
+        for size, stride in self.declared:
+            was_late = False
+            for index in range(relative // stride + 1 if relative >= 0 else 0):
+                first = index * stride
+                if not first <= relative < first + size:
+                    continue
+                key = (row.phase, size, stride, first)
+                if key in request.closed:
+                    was_late = True
+                    continue
+                window = request.open.setdefault(
+                    key,
+                    TokenWindow(found.lane, row.request, row.phase, size, stride, first, anchor),
+                )
+                window.rows.append(found)
+                if relative == first + size - 1:
+                    self._close(request, [key], "complete")
+            late += was_late
+        return late
+
+    def _end(self, key: tuple[Lane, str]) -> None:
+        request = self._requests.pop(key, None)
+        if request is not None:
+            self._close(request, list(request.open), "request_end")
+
+    def _close(
+        self, request: _Request, keys: Iterable[tuple[int, int, int, int]], reason: str
+    ) -> None:
+        for key in keys:
+            window = request.open.pop(key)
+            window.reason = reason
+            request.closed.add(key)
+            self.windows.append(window)
+
+    def _by_watermark(self, watermark: int) -> None:
+        for key, request in list(self._requests.items()):
+            self._by_time(request, watermark)
+            if _passed(request.last_time, watermark, FORGET_US):
+                del self._requests[key]
+
+    def _by_time(self, request: _Request, now: int) -> None:
+        """Close what is silent or old by now; what would have closed first decides."""
+        silent = _passed(request.last_time, now, SILENCE_US)
+        for key, window in list(request.open.items()):
+            aged = _passed(window.first_time, now, AGE_US)
+            if aged and silent:
+                assert window.first_time is not None
+                assert request.last_time is not None
+                aged = window.first_time + AGE_US < request.last_time + SILENCE_US
+            if aged or silent:
+                self._close(request, [key], "age" if aged else "silence")
+
+
+def _passed(since: int | None, now: int | None, limit: int) -> bool:
+    return since is not None and now is not None and now - since >= limit
+
+
+def gate(accepted: Sequence[Accepted], lane: Lane) -> None:
+    """Mark the suspicious (row, layer) pairs of one batch."""
+    runs: dict[str, tuple[list[set[int]], int]] = {}
+    for one in accepted:
+        sets = [set(ids) for ids in one.row.ids]
+        for layer, ids in enumerate(one.row.ids):
+            if len(sets[layer]) < lane.top_k or max(ids) >= lane.experts:
+                one.good[layer] = False
+        before, length = runs.get(one.row.request, ([], 0))
+        length = length + 1 if sets == before else 1
+        runs[one.row.request] = (sets, length)
+        if length >= IDENTICAL_RUN:
+            one.good = [False] * lane.layers
+    if lane.top_k == 1 and lane.experts > 1 and len(accepted) >= ZERO_LAYER_ROWS:
+        for layer in range(lane.layers):
+            if all(one.row.ids[layer] == (0,) for one in accepted):
+                for one in accepted:
+                    one.good[layer] = False
+
+
+def counts_of(rows: Sequence[Accepted], lane: Lane) -> list[list[int]]:
+    """Assignments per layer and expert."""
+    counts = [[0] * lane.experts for _ in range(lane.layers)]
+    for one in rows:
+        for layer, ids in enumerate(one.row.ids):
+            if one.good[layer]:
+                for expert in ids:
+                    counts[layer][expert] += 1
+    return counts
+
+
+def exponent(rows_closed: int, budget: int) -> int:
+    """Smallest j ≥ 0 with rows ≤ budget · 2^j, which is max(0, ⌈log2(rows / budget)⌉)."""
+    j = 0
+    while budget << j < rows_closed:
+        j += 1
+    return j
+
+
+def rows_closed_per_minute(windows: Sequence[TokenWindow]) -> Counter[int]:
+    """(Window, layer) pairs by the minute of their logical close time."""
+    closed: Counter[int] = Counter()
+    for window in windows:
+        if window.close_time is not None:
+            closed[window.close_time // MINUTE] += window.lane.layers
+    return closed
+
+
+def time_windows(
+    accepted: Sequence[Accepted], size: int, slide: int
+) -> dict[tuple[Lane, int, str, str, int], list[Accepted]]:
+    """Rows of each time window by (lane, phase, scope kind, scope value, start)."""
+    found: dict[tuple[Lane, int, str, str, int], list[Accepted]] = defaultdict(list)
+    for one in accepted:
+        if one.row.time is None:
+            continue
+        pane = one.row.time // SECOND * SECOND
+        newest = pane // slide * slide
+        scopes = (("all", ""), ("node", one.node), ("scene", one.row.scene))
+        for start in range(newest, pane - size, -slide):
+            for kind, value in scopes:
+                found[one.lane, one.row.phase, kind, value, start].append(one)
+    return found
+
+
+def step_windows(
+    accepted: Sequence[Accepted], size: int, stride: int
+) -> dict[tuple[Lane, int, int], list[Accepted]]:
+    """Rows of each step window by (lane, phase, first step)."""
+    found: dict[tuple[Lane, int, int], list[Accepted]] = defaultdict(list)
+    for one in accepted:
+        step = one.row.step
+        if step is None or one.row.phase not in (EVAL, TRAIN):
+            continue
+        for start in range(step // stride * stride, step - size, -stride):
+            found[one.lane, one.row.phase, start].append(one)
+    return found
+
+
+TASK_END_US = 62 * SECOND
+TASK_SILENCE_US = 600 * SECOND
+TASK_MINUTES = 60
+
+
+def task_windows(
+    accepted: Sequence[Accepted], task_ends: Sequence[tuple[Lane, str, int, int | None]]
+) -> list[tuple[Lane, int, str, int, list[Accepted], str]]:
+    """(lane, phase, task, start, rows, close reason) of each task window at the seal.
+
+    The global watermark is taken to follow the rows closely: a task window is over when the
+    next row of the task comes after its closing time.
+    """
+    by_task: dict[tuple[Lane, int, str], list[Accepted]] = defaultdict(list)
+    for one in accepted:
+        by_task[one.lane, one.row.phase, one.row.task].append(one)
+    found = []
+    for (lane, phase, task), rows in by_task.items():
+        if rows[0].row.time is None:
+            found.append((lane, phase, task, 0, rows, "sealed"))
+            continue
+        ends = [time for *key, time in task_ends if key == [lane, task, phase]]
+        current: list[Accepted] = []
+        for one in sorted(rows, key=_time):
+            if current:
+                reason = _task_is_over(current, _time(one), ends)
+                if reason:
+                    found.append((lane, phase, task, _time(current[0]), current, reason))
+                    current = []
+            current.append(one)
+        reason = _task_is_over(current, END_OF_TIME, ends)
+        found.append((lane, phase, task, _time(current[0]), current, reason))
+    return found
+
+
+def _task_is_over(rows: list[Accepted], now: int, ends: Sequence[int | None]) -> str:
+    first, last = _time(rows[0]), _time(rows[-1])
+    ended = any(end is not None and first <= end <= last for end in ends)
+    if now >= last + (TASK_END_US if ended else TASK_SILENCE_US):
+        return "task_end" if ended else "silence"
+    if now // MINUTE - first // MINUTE >= TASK_MINUTES:
+        return "roll_over"
+    return ""
+
+
+def _time(one: Accepted) -> int:
+    assert one.row.time is not None
+    return one.row.time
+
+
+PERIOD = 300 * SECOND
+
+
+def trailing_references(
+    accepted: Sequence[Accepted], last_period: int
+) -> dict[tuple[Lane, int, int], list[list[int]]]:
+    """The reference in force during each period, by (lane, phase, period)."""
+    by_period: dict[tuple[Lane, int], dict[int, list[Accepted]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    for one in accepted:
+        if one.row.time is not None:
+            by_period[one.lane, one.row.phase][one.row.time // PERIOD].append(one)
+    found = {}
+    for (lane, phase), periods in by_period.items():
+        acc = [[0] * lane.experts for _ in range(lane.layers)]
+        for period in range(min(periods) + 2, last_period + 1):
+            slot = counts_of(periods.get(period - 2, []), lane)
+            acc = [
+                [value - value // 8 + new for value, new in zip(*layer, strict=True)]
+                for layer in zip(acc, slot, strict=True)
+            ]
+            found[lane, phase, period] = acc
+    return found

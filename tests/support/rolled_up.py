@@ -1,0 +1,222 @@
+"""What an engine hands out for some records, in a form that can be compared."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moescope.core.clock import NO_TIME
+from moescope.core.metrics import DROPS_UNKNOWN
+from moescope.core.vocabulary import WindowKind
+from moescope.processors.engine import Engine, add_histograms
+from moescope.processors.finish import WindowFinisher
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from moescope.core.emission import Emission, LaneKey, SharedDelta
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.sources.protocol import SourceRecord
+
+SECOND = 1_000_000
+PARTITION = "p0"
+
+Key = tuple[Any, ...]
+Value = tuple[Any, ...]
+
+
+@dataclass
+class Sums:
+    """Sums of the deltas of one pane."""
+
+    counts: Any = 0
+    seen: int = 0
+    requests: Any = 0
+    first: int = 2**63 - 1
+    last: int = NO_TIME
+    ended: bool = False
+
+    def add(self, delta: SharedDelta) -> None:
+        """Add one delta."""
+        self.counts = self.counts + delta.counts.astype(np.int64)
+        self.seen += delta.seen
+        self.requests = self.requests + (
+            delta.request_gaps if delta.kind is WindowKind.TIME else delta.requests
+        )
+        self.first = min(self.first, delta.first_time_us)
+        self.last = max(self.last, delta.last_time_us)
+        self.ended |= delta.last_of_task
+        # Streams do not tell drops; a piece without rows only says that its task is over.
+        assert (delta.dropped == (DROPS_UNKNOWN if delta.seen else 0)).all()
+
+    def value(self) -> Value:
+        """Plain sums: counts, seen, requests, first, last, ended."""
+        requests = self.requests
+        return (
+            nested(self.counts),
+            self.seen,
+            tuple(requests.tolist()) if isinstance(requests, np.ndarray) else requests,
+            self.first,
+            self.last,
+            self.ended,
+        )
+
+
+@dataclass
+class Outcome:
+    """Everything that commits handed out.
+
+    Attributes:
+        token: Token windows as tuples: `TOKEN_FIELDS`.
+        values: Metric values (bytes) by the same tuples.
+        panes: Sums per (kind, lane, phase, scope kind, scope value, task, pane).
+        histograms: int64 [M, L, slots] by key, as bytes; references: counts by id.
+        accounts, dead_letters: By offset.
+    """
+
+    token: Counter[Value] = field(default_factory=Counter)
+    values: Counter[tuple[Value, bytes]] = field(default_factory=Counter)
+    panes: dict[Key, Value] = field(default_factory=dict)
+    histograms: dict[Any, bytes] = field(default_factory=dict)
+    references: dict[str, Value] = field(default_factory=dict)
+    accounts: dict[int, Any] = field(default_factory=dict)
+    dead_letters: list[int] = field(default_factory=list)
+
+
+def nested(counts: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401
+    """Counts [L, E] as tuples, which compare and hash."""
+    return tuple(tuple(int(value) for value in row) for row in counts)
+
+
+def lane_name(key: LaneKey) -> str:
+    """Lanes of a stream differ by revision alone."""
+    return key.revision
+
+
+def outcome_of(emissions: Sequence[Emission]) -> Outcome:
+    """Add emissions up."""
+    out = Outcome()
+    histograms: dict[Any, Any] = {}
+    panes: dict[Key, Sums] = defaultdict(Sums)
+    for emission in emissions:
+        add_histograms(histograms, emission.histograms)
+        for finished in emission.windows:
+            group = finished.group
+            assert (group.dropped == DROPS_UNKNOWN).all()
+            for w in range(len(group)):
+                row = (
+                    lane_name(group.lane),
+                    group.phase,
+                    group.size,
+                    group.stride,
+                    int(group.start[w]),
+                    group.request[w],
+                    group.task[w],
+                    group.node[w],
+                    int(group.seen[w]),
+                    int(group.expected[w]),
+                    bool(group.complete[w]),
+                    str(group.close_reason[w]),
+                    int(group.first_time_us[w]),
+                    int(group.last_time_us[w]),
+                    int(group.close_time_us[w]),
+                    float(group.weight[w]),
+                    nested(group.counts[w]),
+                    group.trailing_id.rpartition("/")[2],
+                )
+                out.token[row] += 1
+                out.values[row, finished.values[w].tobytes()] += 1
+        for delta in emission.deltas:
+            key = (
+                str(delta.kind), lane_name(delta.lane), delta.phase, str(delta.scope_kind),
+                delta.scope_value, delta.task, delta.pane,
+            )  # fmt: skip
+            panes[key].add(delta)
+        for reference in emission.references:
+            out.references[reference.reference_id] = (
+                reference.effective_from_us,
+                nested(reference.counts),
+            )
+        for account in emission.batches:
+            assert account.offset not in out.accounts
+            out.accounts[account.offset] = account
+        out.dead_letters += [letter.offset for letter in emission.dead_letters]
+    out.histograms = {key: value.tobytes() for key, value in histograms.items() if value.any()}
+    out.panes = {key: sums.value() for key, sums in panes.items()}
+    return out
+
+
+def roll_up(
+    records: Sequence[SourceRecord],
+    config: WindowConfig,
+    *,
+    commits: Collection[int] = (),
+    restarts: Collection[int] = (),
+) -> Outcome:
+    """Run records through a real engine.
+
+    Args:
+        records: With offsets 0, 1, …
+        config: Declared windows.
+        commits: Offsets before which a commit happens.
+        restarts: Offsets before which, after a commit, the engine is replaced by a new one that
+            reads again from `replay_from`.
+    """
+    emissions: list[Emission] = []
+    finisher = WindowFinisher()
+    engine = Engine(config, {})
+    partition = engine.partition(PARTITION, "live")
+    offset = 0
+    restarted: set[int] = set()
+    while offset < len(records):
+        if offset in restarts and offset not in restarted:
+            restarted.add(offset)
+            engine.touch(PARTITION)
+            emissions.append(_taken(engine, finisher))
+            engine = Engine(config, {p.partition: p for p in emissions[-1].progress})
+            partition = engine.partition(PARTITION, "live")
+            offset = partition.next_offset
+        elif offset in commits and offset not in restarted:
+            engine.touch(PARTITION)
+            emissions.append(_taken(engine, finisher))
+        partition.process(records[offset])
+        offset += 1
+    partition.seal()
+    engine.touch(PARTITION)
+    emissions.append(_taken(engine, finisher))
+    return outcome_of(emissions)
+
+
+def _taken(engine: Engine, finisher: WindowFinisher) -> Emission:
+    unfinished = engine.take()
+    assert unfinished is not None
+    return unfinished.finish(finisher)
+
+
+def windows_of_panes(
+    panes: dict[Key, Value], kind: str, size: int, stride: int, pane_size: int
+) -> dict[Key, Value]:
+    """Time or step windows: (counts, seen, requests, first, last) per (.., start)."""
+    found: dict[Key, list[tuple[int, Value]]] = defaultdict(list)
+    for (pane_kind, lane, phase, scope_kind, scope, _, pane), value in panes.items():
+        if pane_kind != kind:
+            continue
+        for start in range(pane // stride * stride, pane - size, -stride):
+            found[lane, phase, scope_kind, scope, start].append((pane, value))
+    windows = {}
+    for key, parts in found.items():
+        requests = 0
+        for pane, value in parts:
+            if isinstance(value[2], tuple):
+                behind = (pane - key[-1]) // pane_size
+                requests += sum(value[2][min(behind, len(value[2]) - 1) :])
+            else:
+                requests += value[2]
+        counts = nested(sum(np.array(value[0]) for _, value in parts))
+        first = min(value[3] for _, value in parts)
+        last = max(value[4] for _, value in parts)
+        windows[key] = (counts, sum(value[1] for _, value in parts), requests, first, last)
+    return windows
