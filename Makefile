@@ -43,8 +43,8 @@ docs: setup-dev ## write docs/reference/ from the declarations in the code
 lock: ## compile requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
 	@scripts/lock.sh
 
-bench: setup-dev ## measure speed on this machine
-	for benchmark in benchmarks/bench_*.py; do $(BIN)/python "$$benchmark" $(ARGS); done
+bench: setup-dev ## measure speed on this machine, and write docs/performance.md (ARGS=--quick)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 BLOCK = 256
 """Rows whose ranks are worked out together: k x 256 values stay in the first-level cache."""
 
-
 LONG_RUN = 16
+"""From here on it pays to count ranks first, and to look their experts up once per run."""
 
 
 @compiled
@@ -47,6 +47,8 @@ def count_rows(
     # 16 bits are enough: a valid batch has no rank above MAX_EXPERTS.
     ranks = np.empty((top_k, BLOCK), np.uint16)
     bad = np.empty(BLOCK, np.uint8)
+    even = np.zeros(experts, np.uint16)
+    odd = np.zeros(experts, np.uint16)
     suspicious = 0
     for layer in range(layers):
         table = relabelling[layer]
@@ -56,12 +58,13 @@ def count_rows(
             if skipped_layers[layer]:
                 bad[:width] = 1
                 any_bad = True
+            cells = cell_of_row[block : block + width]
             i = 0
             while i < width:
-                cell = cell_of_row[block + i]
+                cell = cells[i]
                 run = i
                 i += 1
-                while i < width and cell_of_row[block + i] == cell:
+                while i < width and cells[i] == cell:
                     i += 1
                 if cell < 0:
                     continue
@@ -74,16 +77,83 @@ def count_rows(
                         for j in range(top_k):
                             target[table[ranks[j, row]]] += np.uint16(1)
                 elif i - run >= LONG_RUN:
-                    # Plane by plane: consecutive increments rarely meet the same expert.
-                    for j in range(top_k):
-                        plane = ranks[j]
-                        for row in range(run, i):
-                            target[table[plane[row]]] += np.uint16(1)
+                    _count_long_run(ranks, run, i, table, even, odd, target)
                 else:
-                    for row in range(run, i):
-                        for j in range(top_k):
-                            target[table[ranks[j, row]]] += np.uint16(1)
+                    _count_short_run(ranks, run, i, table, target)
     return suspicious
+
+
+@compiled
+def _count_short_run(
+    ranks: NDArray[np.uint16],
+    begin: int,
+    end: int,
+    table: NDArray[np.uint16],
+    target: NDArray[np.uint16],
+) -> None:
+    top_k = len(ranks)
+    j = 0
+    while j + 4 <= top_k:
+        first, second = ranks[j, begin:end], ranks[j + 1, begin:end]
+        third, fourth = ranks[j + 2, begin:end], ranks[j + 3, begin:end]
+        for row in range(len(first)):
+            target[table[first[row]]] += np.uint16(1)
+            target[table[second[row]]] += np.uint16(1)
+            target[table[third[row]]] += np.uint16(1)
+            target[table[fourth[row]]] += np.uint16(1)
+        j += 4
+    while j < top_k:
+        for row in range(begin, end):
+            target[table[ranks[j, row]]] += np.uint16(1)
+        j += 1
+
+
+@compiled
+def _count_long_run(
+    ranks: NDArray[np.uint16],
+    begin: int,
+    end: int,
+    table: NDArray[np.uint16],
+    even: NDArray[np.uint16],
+    odd: NDArray[np.uint16],
+    target: NDArray[np.uint16],
+) -> None:
+    """Count a run with two counters per rank, which are all zero before and after.
+
+    A plane of sorted ranks often holds the same rank in neighbouring rows; incrementing one
+    counter twice in a row would wait for the first increment to reach memory.
+    """
+    top_k = len(ranks)
+    j = 0
+    while j + 4 <= top_k:
+        first, second = ranks[j, begin:end], ranks[j + 1, begin:end]
+        third, fourth = ranks[j + 2, begin:end], ranks[j + 3, begin:end]
+        rows = len(first)
+        row = 0
+        while row + 1 < rows:
+            even[first[row]] += np.uint16(1)
+            even[second[row]] += np.uint16(1)
+            even[third[row]] += np.uint16(1)
+            even[fourth[row]] += np.uint16(1)
+            odd[first[row + 1]] += np.uint16(1)
+            odd[second[row + 1]] += np.uint16(1)
+            odd[third[row + 1]] += np.uint16(1)
+            odd[fourth[row + 1]] += np.uint16(1)
+            row += 2
+        if row < rows:
+            even[first[row]] += np.uint16(1)
+            even[second[row]] += np.uint16(1)
+            even[third[row]] += np.uint16(1)
+            even[fourth[row]] += np.uint16(1)
+        j += 4
+    while j < top_k:
+        for row in range(begin, end):
+            even[ranks[j, row]] += np.uint16(1)
+        j += 1
+    for rank in range(len(table)):
+        target[table[rank]] += even[rank] + odd[rank]
+        even[rank] = 0
+        odd[rank] = 0
 
 
 @compiled
@@ -96,21 +166,31 @@ def _ranks_of_block(
     ranks: NDArray[np.uint16],
     bad: NDArray[np.uint8],
 ) -> bool:
+    """Undo the gaps of a block, and mark its suspicious rows.
+
+    One simple operation per loop, over slices that start at 0: so each becomes vector code.
+    """
     top_k = gaps.shape[0]
-    first = gaps[0, layer]
+    limit = np.uint16(experts)
+    marks = bad[:width]
+    marks[:] = 0
+    current = ranks[0, :width]
+    first = gaps[0, layer, block : block + width]
     for i in range(width):
-        ranks[0, i] = first[block + i]
-        bad[i] = 0
+        current[i] = first[i]
     for j in range(1, top_k):
-        plane = gaps[j, layer]
+        gap = gaps[j, layer, block : block + width]
+        before = ranks[j - 1, :width]
+        after = ranks[j, :width]
         for i in range(width):
-            gap = plane[block + i]
-            ranks[j, i] = ranks[j - 1, i] + np.uint16(gap)
-            bad[i] |= np.uint8(gap == 0)
+            after[i] = before[i] + np.uint16(gap[i])
+        for i in range(width):
+            marks[i] |= np.uint8(gap[i] == 0)
+    last = ranks[top_k - 1, :width]
     any_bad = np.uint8(0)
     for i in range(width):
-        bad[i] |= np.uint8(ranks[top_k - 1, i] >= experts)
-        any_bad |= bad[i]
+        marks[i] |= np.uint8(last[i] >= limit)
+        any_bad |= marks[i]
     return bool(any_bad != 0)
 
 

@@ -1,0 +1,293 @@
+"""Batch log to committed windows: the whole processor and store, embedded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.baselines import duckdb_with_threads, polars_with_threads
+from benchmarks.figures import Baseline, Figure, Profile, Result
+from benchmarks.harness import Scale, Side, main, rates
+from benchmarks.logs import Log, payloads, write_simulation, write_stream
+from benchmarks.stages import StageClock
+from benchmarks.streams import WINDOW, dense_stream
+from moescope.core.wire import decode_batch
+from moescope.processors import engine as engine_module
+from moescope.processors import lane as lane_module
+from moescope.processors import partition as partition_module
+from moescope.processors import pipeline as pipeline_module
+from moescope.processors.config import WindowConfig
+from moescope.processors.finish import WindowFinisher
+from moescope.processors.lane import Lane
+from moescope.processors.lane_output import LaneOutput
+from moescope.processors.pipeline import Pipeline
+from moescope.processors.request_slots import RequestSlots
+from moescope.processors.sources.batch_log import BatchLogSource
+from moescope.storage import commit as commit_module
+from moescope.storage.shared import WindowShapes
+from moescope.storage.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SLICE = 8
+"""Batches whose assignments the baselines group: all of them would not fit into memory."""
+
+FEW = WindowConfig(token=((WINDOW, WINDOW),), task=False, step=())
+EVERY = WindowConfig()
+
+TEXT = f"""
+From the first record of a sealed batch log to the last commit in a new DuckDB file: reading,
+checksums, decoding, gates, roll-up, metrics, levels, rows, histograms, offsets; wall-clock time on
+all cores (one thread rolls up while another finishes and commits). The targets are set for Kafka
+with its broker on the same cores: these are the figures of the embedded batch log, without a
+broker. *Few windows*: token windows of {WINDOW} and time windows of 1, 5 and 60 s, the latter per
+node and scene, too. *Every kind*: the defaults, that is token windows of 128, 256 and 512, time,
+task and step windows. *Dense stream*: 32 requests of 128 tokens per batch, 4,096 × 32 × 8
+assignments; *simulated fleet*: the simulator's healthy nodes, that is prompts and a few decode
+tokens per request and batch. The baselines read
+the same assignments from Parquet (zstd, one row per assignment; {SLICE} batches of the dense
+stream), group them by request, window, layer and expert, group them again by second, layer and
+expert, and write both results: counts only, in one go over a closed file, on all cores.
+"""
+
+
+def shapes(config: WindowConfig) -> WindowShapes:
+    """The shared windows of a configuration."""
+    return WindowShapes(time=config.time, step=config.step)
+
+
+class _Run:
+    """Processes a log into a new store."""
+
+    def __init__(self, log: Log, config: WindowConfig, folder: Path) -> None:
+        self._log = log
+        self._config = config
+        self._folder = folder
+
+    def prepare(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        for cursor in self._log.root.glob("**/*.cursor"):
+            cursor.unlink()
+
+    def run(self) -> None:
+        finisher = WindowFinisher()
+        with (
+            Store(self._folder / "moescope.duckdb", finisher, shapes(self._config)) as store,
+            BatchLogSource(self._log.root) as source,
+        ):
+            Pipeline(source, store, finisher, self._config).run(until_idle=True)
+
+    def counted(self) -> tuple[int, int]:
+        """Tokens of the committed time windows of 1 s at the first layer, and all rows."""
+        with Store(
+            self._folder / "moescope.duckdb", WindowFinisher(), shapes(self._config)
+        ) as store:
+            cursor = store.cursor()
+            row = cursor.execute(
+                "SELECT sum(tokens) FILTER (window_kind = 'time' AND size = 1000000"
+                " AND scope_kind = 'all' AND layer = 0), count(*) FROM windows"
+            ).fetchone()
+            cursor.close()
+        assert row is not None  # noqa: S101 (an aggregate gives a row)
+        return int(row[0] or 0), int(row[1])
+
+
+def measure(scale: Scale) -> Result:
+    """Measure the topic."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(scale, Path(folder))
+
+
+def _measure(scale: Scale, folder: Path) -> Result:
+    cores = os.cpu_count() or 1
+    stream = dense_stream(quick=scale.quick)
+    dense = write_stream(folder / "dense", stream, scale.pick(320, 8))
+    fleet = write_simulation(
+        folder / "fleet", "healthy", seconds=scale.pick(180, 20), nodes=scale.pick(4, 1)
+    )
+    runs = {
+        "dense few": _Run(dense, FEW, folder / "store-1"),
+        "dense every": _Run(dense, EVERY, folder / "store-2"),
+        "fleet few": _Run(fleet, FEW, folder / "store-3"),
+        "fleet every": _Run(fleet, EVERY, folder / "store-4"),
+    }
+    assignments = {"dense": dense.assignments, "fleet": fleet.assignments}
+    _check(runs["dense few"], dense)
+    parquet, rows = _unpacked(dense, folder / "rows.parquet")
+    measured = rates(
+        [
+            *(
+                Side(name, assignments[name.split()[0]], run.run, run.prepare)
+                for name, run in runs.items()
+            ),
+            Side("DuckDB", rows, _with_duckdb(parquet, cores)),
+            Side("polars", rows, _with_polars(parquet, cores)),
+        ],
+        scale.pick(5, 1),
+        clock=time.perf_counter,
+    )
+    baselines = [
+        Baseline(name=f"{name} over Parquet, counts only", values=measured[name])
+        for name in ("DuckDB", "polars")
+    ]
+    stored = {}
+    for name, run in runs.items():
+        stored[name] = run.counted()[1]
+    unit = f"M assignments/s, {cores} cores"
+
+    def figure(what: str, name: str, target: float | None, log: Log) -> Figure:
+        return Figure(
+            what=what,
+            unit=unit,
+            values=measured[name],
+            target=target,
+            baselines=baselines,
+            note=f"{log.assignments / 1e6:,.0f} M assignments, {log.wire_bytes / 1e6:,.0f} MB, "
+            f"{stored[name]:,} rows of closed windows.",
+        )
+
+    return Result(
+        topic="pipeline",
+        title="Batch log to committed windows",
+        text=TEXT,
+        order=3,
+        figures=[
+            figure("few windows, dense stream", "dense few", 100, dense),
+            figure("every kind, dense stream", "dense every", 60, dense),
+            figure("few windows, simulated fleet", "fleet few", 100, fleet),
+            figure("every kind, simulated fleet", "fleet every", 60, fleet),
+        ],
+        profiles=[
+            _profile("every kind, dense stream", runs["dense every"]),
+            _profile("every kind, simulated fleet", runs["fleet every"]),
+        ],
+    )
+
+
+def _check(run: _Run, log: Log) -> None:
+    run.prepare()
+    run.run()
+    tokens, _ = run.counted()
+    if tokens != log.tokens:
+        message = f"{tokens} tokens were counted in committed windows, {log.tokens} written"
+        raise AssertionError(message)
+
+
+def _unpacked(log: Log, path: Path) -> tuple[Path, int]:
+    """One row per assignment of the first batches of a log, as Parquet."""
+    import polars as pl  # noqa: PLC0415 (after its number of threads is settled)
+
+    tables = list(_rows(pl, log))
+    frame = pl.concat(tables)
+    frame.write_parquet(path, compression="zstd")
+    return path, len(frame)
+
+
+def _rows(pl: Any, log: Log) -> Iterator[Any]:  # noqa: ANN401 (polars, loaded late)
+    for number, payload in enumerate(payloads(log.root)):
+        if number == SLICE:
+            return
+        batch = decode_batch(payload)
+        tokens, routes = batch.tokens, batch.routes
+        assert tokens is not None  # noqa: S101 (narrowing)
+        assert routes is not None  # noqa: S101
+        count, layers, top_k = routes.shape
+        per_token = layers * top_k
+        times = tokens.event_time_us
+        assert times is not None  # noqa: S101
+        numbers = np.array([int(name.rpartition("-")[2]) for name in batch.requests.ids], np.int32)
+        yield pl.DataFrame(
+            {
+                "request": np.repeat(numbers[tokens.request], per_token),
+                "position": np.repeat(tokens.position, per_token),
+                "time_us": np.repeat(times, per_token),
+                "layer": np.tile(np.repeat(np.arange(layers, dtype=np.uint8), top_k), count),
+                "expert": routes.expert_ids.reshape(-1).astype(np.uint8),
+            }
+        )
+
+
+def _with_duckdb(path: Path, threads: int) -> Callable[[], object]:
+    database = duckdb_with_threads(threads)
+
+    def run() -> None:
+        for name, window in (("by_token", f"position // {WINDOW}"), ("by_time", "")):
+            keys = f"request, {window}" if window else "time_us // 1000000"
+            database.execute(
+                f"CREATE OR REPLACE TABLE {name} AS SELECT {keys}, layer, expert, count(*) AS n"  # noqa: S608 (our own text)
+                f" FROM read_parquet('{path}') GROUP BY ALL"
+            )
+
+    return run
+
+
+def _with_polars(path: Path, threads: int) -> Callable[[], object]:
+    pl = polars_with_threads(threads)
+
+    def run() -> None:
+        rows = pl.scan_parquet(path)
+        for keys in (
+            ["request", pl.col("position") // WINDOW],
+            [pl.col("time_us") // 1_000_000],
+        ):
+            rows.group_by([*keys, "layer", "expert"]).len().collect()
+
+    return run
+
+
+def _profile(title: str, run: _Run) -> Profile:
+    run.prepare()
+    began = time.perf_counter()
+    with StageClock() as clock:
+        reading, writing = "read: ", "commit: "
+        clock.watch(reading + "batch log", BatchLogSource, "poll")
+        clock.watch(reading + "decode records", partition_module, "decode_batch")
+        clock.watch(reading + "gates and accounting", partition_module.Partition, "process")
+        clock.watch(reading + "roll-up in Python", Lane, "roll_up")
+        clock.watch(reading + "find slots", RequestSlots, "claim")
+        clock.watch(reading + "identical rows", lane_module, "mark_identical")
+        clock.watch(reading + "plan", lane_module, "plan")
+        clock.watch(reading + "count", lane_module, "count_rows")
+        clock.watch(reading + "apply", lane_module, "apply_ops")
+        clock.watch(reading + "closed windows", LaneOutput, "add_closed")
+        clock.watch(reading + "task pieces", LaneOutput, "add_pieces")
+        clock.watch(reading + "cells to panes", LaneOutput, "add_cells")
+        clock.watch(reading + "close by watermark", Lane, "advance")
+        clock.watch(reading + "hand out and save state", engine_module.Engine, "take")
+        clock.watch(reading + "wait for the commit before", pipeline_module.Pipeline, "_hand_over")
+        clock.watch(writing + "metrics and histograms", WindowFinisher, "__call__")
+        clock.watch(writing + "rest of the transaction", Store, "apply")
+        for stage, name in (
+            ("window rows to Arrow", "window_rows"),
+            ("insert rows", "insert"),
+            ("histograms", "merge_histograms"),
+            ("insert deltas", "insert_deltas"),
+            ("sum panes of closed windows", "read_sums"),
+            ("which rows are new", "kept_windows"),
+            ("progress", "write_progress"),
+            ("batch accounts", "insert_batches"),
+            ("late windows", "reopen_windows"),
+        ):
+            clock.watch(writing + stage, commit_module, name)
+        run.run()
+        stages = clock.stages()
+    elapsed = time.perf_counter() - began
+    return Profile(
+        title=f"Where the time goes: {title}",
+        stages=stages,
+        note=f"{elapsed:.1f} s of wall-clock time with the stages timed. Stages named *read* run "
+        "on one thread, those named *commit* on another; DuckDB's own threads are in neither.",
+    )
+
+
+if __name__ == "__main__":
+    polars_with_threads(os.cpu_count() or 1)
+    main("pipeline", measure)

@@ -1,0 +1,169 @@
+"""What recording costs the engine, and how fast the agent ships."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.figures import Figure, Result
+from benchmarks.harness import Scale, main
+from benchmarks.streams import EXPERTS, LAYERS, TOP_K, draw_ids, zipf_popularity
+from moescope.producers import Recorder
+from moescope.producers.agent import Agent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+PASS_REQUESTS = 64
+RING_BYTES = 256 << 20
+STEP_S = 0.002
+
+TEXT = f"""
+`Recorder.record` for a decode step of {PASS_REQUESTS} requests, and for a prompt of 1,024 tokens;
+{LAYERS} layers, {TOP_K} of {EXPERTS} experts. The calls come {STEP_S * 1e3:.0f} ms apart, as from
+an engine that waits for its accelerator; each call's wall-clock time is taken. The agent runs
+beside it in a process of its own, or does not run. *The agent's throughput*: what is in the ring,
+to the batch log, by one thread.
+"""
+
+_AGENT = """
+import sys, threading
+from moescope.producers.agent import Agent
+stop = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+with Agent(sys.argv[1], sys.argv[2]) as agent:
+    print("ready", flush=True)
+    agent.run(stop)
+"""
+
+
+def _recorder(folder: Path) -> Recorder:
+    return Recorder(
+        model="bench-moe",
+        revision="r1",
+        layers=range(LAYERS),
+        experts=EXPERTS,
+        top_k=TOP_K,
+        directory=folder,
+        node="bench",
+        ring_bytes=RING_BYTES,
+    )
+
+
+def _decode_latencies(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> list[float]:
+    """Seconds of each call, a decode step each."""
+    names = [f"request-{number:04d}" for number in range(PASS_REQUESTS)]
+    for name in names:
+        recorder.begin_request(name, prompt_tokens=0)
+    seconds = []
+    for step in range(calls):
+        rows = ids[(step % 8) * PASS_REQUESTS :][:PASS_REQUESTS]
+        positions = np.full(PASS_REQUESTS, step, np.int64)
+        began = time.perf_counter()
+        recorder.record(names, positions, rows, "decode")
+        seconds.append(time.perf_counter() - began)
+        time.sleep(STEP_S)
+    return seconds
+
+
+def _prompt_latencies(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> list[float]:
+    positions = np.arange(len(ids))
+    seconds = []
+    for call in range(calls):
+        name = f"prompt-{call:06d}"
+        recorder.begin_request(name, prompt_tokens=len(ids))
+        began = time.perf_counter()
+        recorder.record(name, positions, ids, "prefill")
+        seconds.append(time.perf_counter() - began)
+        time.sleep(STEP_S)
+    return seconds
+
+
+def _figures(what: str, seconds: Sequence[float], target: float | None) -> list[Figure]:
+    return [
+        Figure(
+            what=f"{what}, p{percent:g}",
+            unit="µs per call",
+            values=[float(np.percentile(seconds, percent)) * 1e6],
+            better="lower",
+            target=target if percent > 99 else None,  # noqa: PLR2004 (the target is of the tail)
+        )
+        for percent in (50, 99, 99.9)
+    ]
+
+
+def measure(scale: Scale) -> Result:
+    """Measure the topic."""
+    ids = draw_ids(1024, zipf_popularity(LAYERS, EXPERTS, 0.7), TOP_K, seed=4)
+    calls = scale.pick(6000, 40)
+    figures: list[Figure] = []
+    for what, shipping in (("agent running", True), ("agent down", False)):
+        with tempfile.TemporaryDirectory() as folder:
+            ring, log = Path(folder) / "ring", Path(folder) / "log"
+            agent = _start_agent(ring, log) if shipping else None
+            with _recorder(ring) as recorder:
+                _decode_latencies(recorder, ids, 20)
+                decode = _decode_latencies(recorder, ids, calls)
+                prompts = _prompt_latencies(recorder, ids, calls // 8)
+                counters = recorder.counters()
+            if agent is not None:
+                agent.communicate()
+            if counters.rejected_rows or counters.internal_errors or counters.disabled:
+                message = f"the recorder did not record everything: {counters}"
+                raise AssertionError(message)
+        figures += _figures(f"decode step of {PASS_REQUESTS} requests, {what}", decode, 100)
+        figures += _figures(f"prompt of 1,024 tokens, {what}", prompts, None)
+    figures.append(_agent_throughput(ids, scale))
+    return Result(topic="recorder", title="Recording", text=TEXT, order=6, figures=figures)
+
+
+def _start_agent(ring: Path, log: Path) -> subprocess.Popen[str]:
+    agent = subprocess.Popen(  # noqa: S603 (our own code)
+        [sys.executable, "-c", _AGENT, str(ring), str(log)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout is not None  # noqa: S101 (it is a pipe)
+    agent.stdout.readline()
+    return agent
+
+
+def _agent_throughput(ids: NDArray[np.uint8], scale: Scale) -> Figure:
+    calls = scale.pick(100, 2)
+    values = []
+    for _ in range(scale.pick(5, 2)):
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            _recorder(Path(folder) / "ring") as recorder,
+            Agent(Path(folder) / "ring", Path(folder) / "log") as agent,
+        ):
+            for call in range(calls):
+                name = f"prompt-{call:06d}"
+                recorder.begin_request(name, prompt_tokens=len(ids))
+                recorder.record(name, np.arange(len(ids)), ids, "prefill")
+            began = time.process_time()
+            agent.drain()
+            elapsed = time.process_time() - began
+            if recorder.counters().rejected_rows:
+                message = "the ring was too small for the measurement"
+                raise AssertionError(message)
+        values.append(calls * ids.size / 1e6 / elapsed)
+    return Figure(
+        what="the agent's throughput, prompts of 1,024 tokens",
+        unit="M assignments/s, one core",
+        values=values,
+        target=150,
+    )
+
+
+if __name__ == "__main__":
+    main("recorder", measure)

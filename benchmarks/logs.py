@@ -1,0 +1,57 @@
+"""Batch logs to measure with: of made-up streams and of simulated fleets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSettings, partition_names
+from moescope.core.wire import encode_batch
+from moescope.producers.simulator import scenario_named, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from benchmarks.streams import Stream
+
+
+@dataclass(frozen=True)
+class Log:
+    """A sealed batch log and what is in it."""
+
+    root: Path
+    assignments: int
+    tokens: int
+    wire_bytes: int
+
+
+def write_stream(root: Path, stream: Stream, batches: int) -> Log:
+    """Write a stream to one partition."""
+    size = 0
+    writer = BatchLogWriter(root, stream.node, settings=WriterSettings(durability="none"))
+    for index in range(batches):
+        batch = stream.batch(index)
+        payload = encode_batch(batch)
+        size += len(payload)
+        writer.append(payload, append_time_us=batch.header.encoded_at_us)
+    writer.seal()
+    writer.close()
+    return Log(root, batches * stream.assignments, batches * stream.rows, size)
+
+
+def write_simulation(root: Path, scenario: str, *, seconds: int, nodes: int) -> Log:
+    """Simulate a fleet."""
+    totals = simulate(scenario_named(scenario), root, seed=7, duration_s=seconds, nodes=nodes)
+    return Log(root, totals.assignments, totals.tokens, totals.wire_bytes)
+
+
+def payloads(root: Path) -> Iterator[bytes]:
+    """Every record of a log."""
+    for name in partition_names(root):
+        with BatchLogReader(root, name) as reader:
+            offset = reader.first_offset()
+            while (result := reader.read(offset)).records:
+                for record in result.records:
+                    yield bytes(record.payload)
+                offset = result.next_offset
