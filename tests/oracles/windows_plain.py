@@ -260,7 +260,7 @@ class Partition:
         """Put a row into its token windows; say for how many declared sizes it is late."""
         row = found.row
         start = row.starts[row.phase]
-        if start < 0 and row.phase == DECODE:
+        if start < 0 and row.phase in {DECODE, EVAL}:
             return 0
         anchor = max(start, row.cached, 0)
         relative = row.position - anchor

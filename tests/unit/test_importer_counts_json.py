@@ -66,8 +66,8 @@ def test_each_group_is_one_task_with_all_of_its_tokens(
             assert batch.requests.tasks == (f"{header.model}/{batch.requests.scenes[0]}",)
             assert blocks.flags[0] == RowFlag.LAST_OF_REQUEST | RowFlag.LAST_OF_TASK
             assert blocks.first_time_us is None
-            assert blocks.phase[0] == Phase.DECODE
-            assert batch.requests.phase_starts[0, Phase.DECODE] == -1
+            assert blocks.phase[0] == Phase.EVAL
+            assert batch.requests.phase_starts[0, Phase.EVAL] == -1
             assert int(blocks.tokens[0]) * header.top_k == int(blocks.counts[0, 0].sum())
             top_k[header.model] = header.top_k
             expected = 205_243 if batch.requests.scenes[0] == "tulu" else 208_896

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moescope.console.output import note, print_json, print_table
-from moescope.console.owner import Owner
 from moescope.console.places import log_root
 from moescope.console.progress import progress
 from moescope.core.errors import DependencyUnreachableError, InputError
@@ -46,6 +45,8 @@ def import_and_process(
         imported = import_files(form, paths, root, parsed, progress=report)
     result: dict[str, Any] = imported.summary()
     if process:
+        from moescope.console.owner import Owner
+
         try:
             with progress("processing"), Owner(settings) as owner:
                 owner.run(until_idle=True)

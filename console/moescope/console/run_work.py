@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
     from moescope.processors.pipeline import PipelineTotals
 
+LAST_SECONDS = 5.0
+
 
 def stop_on_signals() -> threading.Event:
     """An event that the first SIGINT or SIGTERM sets; the next one ends the process."""
@@ -62,7 +64,19 @@ def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> P
             agent.drain()
             return owner.run(until_idle=True, stop=stop)
         with _ShippingThread(agent, stop):
-            return owner.run(stop=stop)
+            owner.run(stop=stop)
+        return _read_the_rest(owner)
+
+
+def _read_the_rest(owner: Owner) -> PipelineTotals:
+    """Process what the agent shipped last; a backlog is left to the next start."""
+    stop = threading.Event()
+    timer = threading.Timer(LAST_SECONDS, stop.set)
+    timer.start()
+    try:
+        return owner.run(until_idle=True, stop=stop)
+    finally:
+        timer.cancel()
 
 
 class _ShippingThread:

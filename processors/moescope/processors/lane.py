@@ -526,7 +526,8 @@ def phase_anchors(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.boo
     """
     starts = requests.phase_starts.astype(np.int64)
     unanchored = np.zeros(starts.shape, np.bool_)
-    unanchored[:, Phase.DECODE] = starts[:, Phase.DECODE] < 0
+    for phase in (Phase.DECODE, Phase.EVAL):
+        unanchored[:, phase] = starts[:, phase] < 0
     anchors = np.maximum(np.maximum(starts, 0), requests.cached_tokens[:, None].astype(np.int64))
     return anchors, unanchored
 

@@ -144,7 +144,8 @@ class Partition:
         self.catch_up(self.next_offset)
         for lane in self._lanes.values():
             lane.seal(live=True)
-        self._nodes.watermark_us = END_OF_TIME
+        # The watermark stays where it was: reasons for closing must not depend on whether the
+        # last records and the seal were committed together.
         self.sealed = True
 
     def catch_up(self, offset: int) -> None:
@@ -318,7 +319,7 @@ class Partition:
             replay_from=replay_from,
             state=self._state(replay_from),
             watermark_us=self.watermark_us,
-            step_low=END_OF_TIME if self.sealed else self._nodes.step_low(),
+            step_low=self._nodes.step_low(),
             sealed=self.sealed,
         )
         statuses = [

@@ -7,7 +7,7 @@ from support.exported import exported_rows, stored_rows
 from support.shared_rows import SHAPES, RowProcessor, make_records, share_finisher
 
 from moescope.core.clock import ManualClock
-from moescope.storage.connect import connect
+from moescope.storage.connection import connect
 from moescope.storage.export import Exporter
 from moescope.storage.export.layout import exported_tables
 from moescope.storage.places import export_folder, store_file

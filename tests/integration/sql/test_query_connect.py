@@ -10,7 +10,7 @@ import pytest
 
 from moescope.core.errors import InputError
 from moescope.core.settings import load_settings
-from moescope.storage.connect import connect
+from moescope.storage.connection import connect
 from moescope.storage.query import QueryLimits, QuerySourceError, QueryTooLargeError
 from moescope.storage.run_sql import run_sql
 

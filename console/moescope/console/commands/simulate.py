@@ -16,6 +16,9 @@ def simulate(
     duration: Annotated[int, typer.Option(help="Event time to simulate, in seconds.")] = 600,
     nodes: Annotated[int, typer.Option(help="Nodes in the fleet.")] = 4,
     prefix: Annotated[str, typer.Option(help="Nodes are called PREFIX-000, …")] = "sim",
+    domain: Annotated[
+        str, typer.Option(help="Watermark domain; `simulation-PREFIX` unless told otherwise.")
+    ] = "",
     as_json: AsJson = False,
     config: ConfigFile = None,
     data: DataDirectory = None,
@@ -52,6 +55,7 @@ def simulate(
             duration_s=duration,
             nodes=nodes,
             node_prefix=prefix,
+            domain=domain or f"simulation-{prefix}",
             progress=lambda seconds, sums: report(seconds, f"{sums.tokens:,} tokens"),
         )
     result = {

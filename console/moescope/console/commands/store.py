@@ -24,12 +24,13 @@ def migrate(
 
     Example: moescope store migrate --yes
     """
+    path = _existing_store(settings_from(config, data))
+
     from moescope.core.clock import SystemClock
     from moescope.storage.database import open_database
     from moescope.storage.schema import migrate as migrate_schema
     from moescope.storage.schema import schema_version
 
-    path = _existing_store(settings_from(config, data))
     if not yes:
         note("Make a copy of the store file first; a migration cannot be taken back.")
         confirm(f"Migrate {path}?")
@@ -54,14 +55,15 @@ def export(
 
     Example: moescope store export backup/2026-11-30
     """
+    settings = settings_from(config, data)
+    path = _existing_store(settings)
+
     from moescope.console.owner import open_store
     from moescope.console.progress import progress
     from moescope.core.clock import SystemClock
     from moescope.processors.finish import WindowFinisher
     from moescope.storage.export import export_all
 
-    settings = settings_from(config, data)
-    path = _existing_store(settings)
     with progress(f"exporting {path}"), open_store(settings, WindowFinisher()) as store:
         manifest = export_all(store, folder, SystemClock())
     tables = {name: len(files.data_paths()) for name, files in manifest.tables.items()}

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from moescope.producers.importers.identity import ImportIdentity
     from moescope.producers.importers.report import Rejects
 
-AGGREGATE_PHASE = Phase.DECODE
-"""Counts without positions must not form token windows. Decode with an unknown start is the one
-phase that forms none; its rows enter task windows like any others."""
+AGGREGATE_PHASE = Phase.EVAL
+"""Counts without positions must not form token windows: eval with an unknown start forms none,
+and its rows enter task windows like any others."""
 
 _SECTIONS = ("expert_counts", "expert_counts_top1")
 _LARGEST_COUNT = 2**32 - 1

@@ -6,7 +6,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from moescope.core.batchlog import BatchLogWriter, WriterSettings, partition_names
+from moescope.core.batchlog import (
+    LIVE_DOMAIN,
+    BatchLogWriter,
+    WriterSettings,
+    partition_names,
+)
 from moescope.producers.simulator.engine import NodeEngine
 from moescope.producers.simulator.grouping import BatchBuilder
 from moescope.producers.simulator.hashing import seed_from
@@ -43,6 +48,7 @@ def simulate(
     model: ModelSpec | None = None,
     start_us: int = DEFAULT_START_US,
     node_prefix: str = "sim",
+    domain: str = LIVE_DOMAIN,
     progress: Callable[[int, SimulationTotals], None] | None = None,
 ) -> SimulationTotals:
     """Simulate a fleet and write one sealed partition per node, and the labels beside them.
@@ -59,6 +65,8 @@ def simulate(
         model: Overrides the scenario's model.
         start_us: Event time of the beginning, a whole second.
         node_prefix: Nodes are called `<prefix>-000`, `<prefix>-001`, …
+        domain: Watermark domain of the partitions; two simulations whose event times overlap
+            need one each.
         progress: Called after each simulated second with the seconds done and totals so far.
 
     Raises:
@@ -87,7 +95,9 @@ def simulate(
     with ExitStack() as closing:
         logs = []
         for node, name in enumerate(names):
-            writer = BatchLogWriter(log_root, name, settings=WriterSettings(durability="none"))
+            writer = BatchLogWriter(
+                log_root, name, domain=domain, settings=WriterSettings(durability="none")
+            )
             closing.callback(writer.close)
             builder = BatchBuilder(scenario.model, table, name, seed_from(seed, 2, node))
             logs.append(NodeLog(node, shared, builder, writer))
