@@ -6,6 +6,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from moescope.console.output import note
 from moescope.console.places import log_root
 from moescope.core.clock import SystemClock
 from moescope.processors.config import WindowConfig
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
+EXPORT_REST = 9
+"""Pause after an export in multiples of what it took."""
 
 
 def open_store(settings: Settings, finisher: Finisher) -> Store:
@@ -112,7 +115,6 @@ class Owner:
         finally:
             self._stop_export.set()
             exporting.join()
-        self.exporter.export_tail()
         self.exporter.compact("minute")
         if self._export_failure is not None:
             raise self._export_failure
@@ -121,9 +123,10 @@ class Owner:
     def _export(self) -> None:
         clock = SystemClock()
         minute = hour = clock.monotonic()
-        while not self._stop_export.wait(self._settings["export.interval"]):
+        interval = pause = self._settings["export.interval"]
+        while not self._stop_export.wait(pause):
+            now = clock.monotonic()
             try:
-                now = clock.monotonic()
                 if now - hour >= HOUR_S:
                     self.exporter.compact("hour")
                     hour = minute = now
@@ -134,4 +137,8 @@ class Owner:
                     self.exporter.export_tail()
                 self._export_failure = None
             except Exception as failure:  # noqa: BLE001 (kept: the next interval tries again)
+                if self._export_failure is None:
+                    note(f"export failed, trying again: {failure}")
                 self._export_failure = failure
+            # While a backlog is read each export is large: commits keep most of the machine.
+            pause = max(interval, EXPORT_REST * (clock.monotonic() - now))

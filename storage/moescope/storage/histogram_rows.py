@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,14 +32,24 @@ _INCREMENTS = "histogram_increments"
 _REPLACED = "replaced_histograms"
 
 
+_LOCAL = threading.local()
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """One per thread: making one costs more than using it, and two threads must not share it."""
+    known: zstandard.ZstdCompressor | None = getattr(_LOCAL, "compressor", None)
+    if known is None:
+        known = _LOCAL.compressor = zstandard.ZstdCompressor(level=1)
+    return known
+
+
 def encode_bins(bins: NDArray[np.int64]) -> bytes:
     """A histogram as stored: most bins are empty, and each commit writes some anew.
 
     Args:
         bins: int64 [L, 66].
     """
-    raw = np.ascontiguousarray(bins, "<i8").tobytes()
-    return zstandard.ZstdCompressor(level=1).compress(raw)
+    return _compressor().compress(np.ascontiguousarray(bins, "<i8").data)
 
 
 def decode_bins(blob: bytes) -> NDArray[np.int64]:

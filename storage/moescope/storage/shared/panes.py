@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from moescope.storage.shared.spans import WindowSpan
 
 
+_GAP_UNITS = {WindowKind.TIME: SECOND_US, WindowKind.TASK: 60 * SECOND_US, WindowKind.STEP: 1}
+
+
 @dataclass(slots=True)
 class PaneSums:
     """Sums over the panes of one window.
@@ -67,16 +70,14 @@ class PaneSums:
 def first_in_window(delta: SharedDelta, window_start: int) -> int:
     """Requests whose first row inside the window lies in this pane.
 
-    Entry g of `request_gaps` counts those whose previous pane is g + 1 panes back (the last
-    entry: that or more, or none). That pane lies before the window exactly when g + 1 is more
-    than the pane's distance from the window's start.
+    Entry g of `request_gaps` counts those whose previous pane is g + 1 seconds, minutes or steps
+    back (the last entry: that or more, or none). That pane lies before the window exactly when
+    g + 1 is more than the pane's distance from the window's start.
     """
-    if delta.kind is not WindowKind.TIME:
-        return delta.requests
     gaps = delta.request_gaps
     if not len(gaps):
-        return 0
-    distance = (delta.pane - window_start) // SECOND_US
+        return delta.requests
+    distance = (delta.pane - window_start) // _GAP_UNITS[delta.kind]
     return int(gaps[min(distance, len(gaps) - 1) :].sum())
 
 
