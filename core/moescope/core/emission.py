@@ -6,7 +6,8 @@ be applied in process or travel through a topic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,9 +23,9 @@ LIVE_DOMAIN = "live"
 """Watermark domain of everything that is not an import."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LaneKey:
-    """What is constant over a set of comparable windows (hashable)."""
+    """What is constant over a set of comparable windows; hashable, and hashed often."""
 
     domain: str
     model: str
@@ -35,6 +36,18 @@ class LaneKey:
     experts: int
     top_k: int
     layers: tuple[int, ...]
+
+    def __hash__(self) -> int:
+        """Hash of the fields, worked out once: every histogram and series key holds a lane."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.domain, self.model, self.revision, self.origin, self.layers))
+
+    def __reduce__(self) -> tuple[type[LaneKey], tuple[object, ...]]:
+        """Leave the hash behind: hashes of text differ between processes."""
+        return LaneKey, tuple(getattr(self, each.name) for each in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +150,12 @@ class SharedDelta:
             times; step: first step of the pane.
         counts: uint32 or uint64 [L, E]; dropped: uint64 [L].
         seen: accepted rows; lost; unknown_gap as in `WindowGroup`.
-        request_gaps: int64 [G]; time panes: how many (request, phase) had their first row of
-            this pane exactly g + 1 panes after their previous one (last entry: that or more,
-            or never before). The number of distinct requests in a window [a, b) of panes is
-            Σ over its panes p of Σ_{g > p − a} entries, so that it adds up over commits.
-        requests: task and step: requests first seen (additive).
+        request_gaps: int64 [G]; how many (request, phase) had their first row of this pane
+            exactly g + 1 seconds (time), minutes (task) or steps (step) after their previous
+            pane (last entry: that or more, or never before). The number of distinct requests in a
+            window that starts at a is Σ over its panes p of the entries with index
+            ≥ min(p − a, G − 1), so that it adds up over commits.
+        requests: requests first seen, where there are no `request_gaps`.
         scene_tokens: accepted rows per scene.
         last_of_task: a row said that the task is over.
     """

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from moescope.core.vocabulary import CloseReason
     from moescope.storage.late_windows import Reopened
     from moescope.storage.memory import Memory
-    from moescope.storage.shared import WindowShapes, WindowSpan
+    from moescope.storage.shared import PaneSums, WindowShapes, WindowSpan
     from moescope.storage.window_rows import Kept
 
 PURGE_EVERY_US = 60_000_000
@@ -125,6 +125,7 @@ class Commit:
         )
         for delta in accepted.deltas:
             memory.trailing.add(delta)
+            memory.panes.add(delta)
         return reopened
 
     def _advance(self, domain: str, reopened: Reopened) -> None:
@@ -136,6 +137,7 @@ class Commit:
         due = memory.plan.due(domain, clock)
         for closed in self._closed(due.spans, reopened):
             self._finish(closed)
+        memory.panes.forget_closed(domain, due.clock, [span for span, _ in due.spans])
         keep_tasks_until(
             self._connection,
             [task.span for task in due.tasks],
@@ -157,12 +159,18 @@ class Commit:
     ) -> Iterator[list[ClosedWindow]]:
         """Closed windows with their sums, as many at once as fit into memory."""
         for chunk in _chunks(spans):
-            sums = read_sums(self._connection, self._memory.lanes, [span for span, _ in chunk])
+            sums = self._sums([span for span, _ in chunk])
             yield [
                 ClosedWindow(span, each, reason, reopened.next_version(span))
                 for (span, reason), each in zip(chunk, sums, strict=True)
                 if each.seen
             ]
+
+    def _sums(self, spans: Sequence[WindowSpan]) -> list[PaneSums]:
+        held = [self._memory.panes.sums(span) for span in spans]
+        missing = [span for span, sums in zip(spans, held, strict=True) if sums is None]
+        read = iter(read_sums(self._connection, self._memory.lanes, missing) if missing else ())
+        return [next(read) if sums is None else sums for sums in held]
 
     def _finish(self, closed: list[ClosedWindow]) -> None:
         for group in group_windows(closed, self._reference):

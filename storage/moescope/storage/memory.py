@@ -12,6 +12,7 @@ from moescope.core.emission import TrailingReference
 from moescope.core.vocabulary import WindowKind
 from moescope.storage.delta_rows import read_plan_panes, read_trailing_panes
 from moescope.storage.lanes import Lanes, lane_id
+from moescope.storage.pane_cache import PaneCache
 from moescope.storage.progress import read_clocks, read_counters, read_progress
 from moescope.storage.shared import Series, SharedWindows, TrailingReferences
 from moescope.storage.shared.tasks import TaskMinute
@@ -37,6 +38,7 @@ class Memory:
 
     lanes: Lanes
     plan: SharedWindows
+    panes: PaneCache
     trailing: TrailingReferences
     progress: dict[str, PartitionProgress]
     clocks: dict[str, DomainClock]
@@ -52,7 +54,9 @@ def load_memory(connection: duckdb.DuckDBPyConnection, shapes: WindowShapes) -> 
     plan = SharedWindows(shapes)
     opened: list[SharedDelta] = []
     settled: dict[Series, list[TaskMinute]] = {}
+    stored: list[SharedDelta] = []
     for delta, is_settled in read_plan_panes(connection, lanes):
+        stored.append(delta)
         if is_settled and delta.kind is WindowKind.TASK:
             settled.setdefault(Series.of(delta), []).append(
                 TaskMinute(delta.pane, delta.first_time_us, delta.last_time_us, delta.last_of_task)
@@ -66,6 +70,7 @@ def load_memory(connection: duckdb.DuckDBPyConnection, shapes: WindowShapes) -> 
     return Memory(
         lanes=lanes,
         plan=plan,
+        panes=PaneCache(shapes, stored),
         trailing=trailing,
         progress=read_progress(connection),
         clocks=clocks,
