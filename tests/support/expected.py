@@ -145,17 +145,17 @@ def _panes(accepted: Sequence[Accepted], config: WindowConfig) -> dict[Key, Valu
         for (lane, phase, kind, value, start), rows in time_windows(accepted, size, slide).items():
             scope = (value or "unknown") if kind == "scene" else value
             key = ("time", size, slide, lane.revision, PHASE_NAMES[phase], kind, scope, start)
-            found[key] = _summed(rows, lane, sum_requests=True)
+            found[key] = _summed(rows, lane)
     for size, stride in config.step:
         for (lane, phase, start), rows in step_windows(accepted, size, stride).items():
             key = ("step", size, stride, lane.revision, PHASE_NAMES[phase], "all", "", start)
-            found[key] = _summed(rows, lane, sum_requests=False)
+            found[key] = _summed(rows, lane)
     return found
 
 
-def _summed(rows: list[Accepted], lane: Any, *, sum_requests: bool) -> Value:  # noqa: ANN401
+def _summed(rows: list[Accepted], lane: Lane) -> Value:
     times = [NO_TIME if one.row.time is None else one.row.time for one in rows]
-    requests = len({one.row.request for one in rows}) if sum_requests else 0
+    requests = len({one.row.request for one in rows})
     return (nested(counts_of(rows, lane)), len(rows), requests, min(times), max(times))
 
 
@@ -165,6 +165,5 @@ def expected_panes(panes: dict[Key, Value], config: WindowConfig) -> dict[Key, V
     for kind, declared, unit in (("time", config.time, 1_000_000), ("step", config.step, 1)):
         for size, stride in declared:
             for key, value in windows_of_panes(panes, kind, size, stride, unit).items():
-                requests = value[2] if kind == "time" else 0
-                found[kind, size, stride, *key] = (*value[:2], requests, *value[3:])
+                found[kind, size, stride, *key] = value
     return found

@@ -10,7 +10,6 @@ import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN
-from moescope.core.vocabulary import WindowKind
 from moescope.processors.engine import Engine, add_histograms
 from moescope.processors.finish import WindowFinisher
 
@@ -43,9 +42,7 @@ class Sums:
         """Add one delta."""
         self.counts = self.counts + delta.counts.astype(np.int64)
         self.seen += delta.seen
-        self.requests = self.requests + (
-            delta.request_gaps if delta.kind is WindowKind.TIME else delta.requests
-        )
+        self.requests = self.requests + delta.request_gaps
         self.first = min(self.first, delta.first_time_us)
         self.last = max(self.last, delta.last_time_us)
         self.ended |= delta.last_of_task
@@ -54,11 +51,10 @@ class Sums:
 
     def value(self) -> Value:
         """Plain sums: counts, seen, requests, first, last, ended."""
-        requests = self.requests
         return (
             nested(self.counts),
             self.seen,
-            tuple(requests.tolist()) if isinstance(requests, np.ndarray) else requests,
+            tuple(self.requests.tolist()),
             self.first,
             self.last,
             self.ended,
@@ -210,11 +206,8 @@ def windows_of_panes(
     for key, parts in found.items():
         requests = 0
         for pane, value in parts:
-            if isinstance(value[2], tuple):
-                behind = (pane - key[-1]) // pane_size
-                requests += sum(value[2][min(behind, len(value[2]) - 1) :])
-            else:
-                requests += value[2]
+            behind = (pane - key[-1]) // pane_size
+            requests += sum(value[2][min(behind, len(value[2]) - 1) :])
         counts = nested(sum(np.array(value[0]) for _, value in parts))
         first = min(value[3] for _, value in parts)
         last = max(value[4] for _, value in parts)

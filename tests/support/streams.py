@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from hypothesis import strategies as st
@@ -32,8 +32,13 @@ from oracles.windows_plain import (
 )
 
 from moescope.core.batch import BatchHeader, Requests, Routes, RoutingBatch, Tokens
+from moescope.core.batchlog import BatchLogWriter, Entry
+from moescope.core.clock import ManualClock
 from moescope.core.wire import encode_batch
 from moescope.processors.sources.protocol import SourceRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 START_US = 1_700_000_000 * SECOND
 
@@ -58,7 +63,8 @@ class Plan:
         odd_rows: Whether padding, recomputed, stale, suspicious and draft rows occur.
         training: Whether the last node trains.
         timed: Whether rows have event times.
-        lag_s: How far the last node's clock is behind the others'.
+        lag_s: How much later than the others' items the last node's arrive.
+        site: Prefix of the nodes' names, which makes requests of several partitions distinct.
     """
 
     seed: int
@@ -73,6 +79,7 @@ class Plan:
     training: bool = False
     timed: bool = True
     lag_s: float = 0.0
+    site: str = ""
 
 
 @st.composite
@@ -116,7 +123,7 @@ class _Node:
 
     def __init__(self, plan: Plan, index: int, rng: Random) -> None:
         self.plan, self.rng = plan, rng
-        self.name = f"node-{index}"
+        self.name = f"{plan.site}node-{index}"
         revision = "r1" if index < 2 or rng.random() < 0.5 else "r2"
         self.lane = Lane("moe", revision, plan.experts, plan.top_k, plan.layers)
         self.training = plan.training and index == plan.nodes - 1
@@ -272,7 +279,7 @@ def _with_lag(items: list[Item], plan: Plan) -> list[Item]:
     lag = round(plan.lag_s * SECOND)
     if not lag or plan.nodes == 1:
         return items
-    late = f"node-{plan.nodes - 1}"
+    late = f"{plan.site}node-{plan.nodes - 1}"
     return sorted(items, key=lambda item: item.time + (lag if item.node == late else 0))
 
 
@@ -415,6 +422,13 @@ def batch_of(record: Record) -> RoutingBatch:
     )
 
 
+def write_log(root: Path, partition: str, records: list[Record]) -> None:
+    """Write records into a sealed partition of a batch log."""
+    with BatchLogWriter(root, partition, clock=ManualClock(START_US)) as writer:
+        writer.append_many([Entry(encode(record)) for record in records])
+        writer.seal()
+
+
 def with_clock_error(records: list[Record], node: str, error_us: int) -> list[Record]:
     """The same records with one node's clock off."""
     return [
@@ -437,4 +451,5 @@ __all__ = [
     "replace",
     "source_records",
     "with_clock_error",
+    "write_log",
 ]

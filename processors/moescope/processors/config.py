@@ -78,6 +78,11 @@ class WindowConfig:
         return max((size for size, _ in self.time), default=0) // 1_000_000
 
     @property
+    def step_gap_limit(self) -> int:
+        """Steps of the longest step window."""
+        return max((size for size, _ in self.step), default=0)
+
+    @property
     def step_pane(self) -> int:
         """Steps of a step pane; 0 when there are no step windows."""
         return math.gcd(*(value for pair in self.step for value in pair)) if self.step else 0

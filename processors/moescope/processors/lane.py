@@ -102,7 +102,7 @@ class Lane:
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
         self._forget_at = NO_TIME
-        self._task_entries: dict[str, int] = {}
+        self._task_gaps: dict[str, int] = {}
         self.output = LaneOutput(key, partition, config, sampling, self._scene_name)
         width = self._layers * self._experts
         self._most_cells = int(np.clip(CELL_BYTES // (2 * max(width, 1)), 64, MOST_CELLS))
@@ -426,7 +426,7 @@ class Lane:
         for name in values["scenes"]:
             self._scene(name)
         self.output.restore(values, arrays)
-        self._task_entries = dict(
+        self._task_gaps = dict(
             zip(values["open_pieces"], arrays["open_pieces"].tolist(), strict=True)
         )
         slots = self._requests.remember(values["idle"], arrays["idle"])
@@ -458,11 +458,11 @@ class Lane:
             window["closed_early"] = max(int(window["closed_early"]), mark["index"])
             if window["open"] and window["index"] <= window["closed_early"]:
                 requests.drop_open(slot, mark["accumulator"])
-        for request, entries in self._task_entries.items():
+        for request, gap in self._task_gaps.items():
             open_slot = requests.find(request)
             if open_slot is not None:
-                requests.slots[open_slot]["task_requests"] = entries
-        self._task_entries = {}
+                requests.slots[open_slot]["task_gap"] = gap
+        self._task_gaps = {}
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
         self._forget_at = NO_TIME

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _REASONS = tuple(CloseReason(reason) for reason in REASONS)
 _PHASES = {int(phase): phase.name.lower() for phase in Phase}
 UNTIMED = NO_TIME
+TASK_GAPS = 60
+"""Minutes of the longest task window."""
 
 
 class _Closed(NamedTuple):
@@ -61,7 +63,7 @@ class LaneOutput:
         self._closed: list[_Closed] = []
         self._deltas: list[SharedDelta] = []
         self._time_panes = PaneArena(*self._shape, config.gap_limit)
-        self._step_panes = PaneArena(*self._shape, 0)
+        self._step_panes = PaneArena(*self._shape, config.step_gap_limit)
         self._trailing: dict[int, TrailingSums] = {}
         self._references: list[TrailingReference] = []
         self._scoped_nodes: set[str] = set()
@@ -85,9 +87,9 @@ class LaneOutput:
         used = cells[:n_cells]
         scene = scenes[used["request_row"]]
         phase = used["phase"]
-        for arena, pane, wanted in (
-            (self._time_panes, used["pane"], with_panes),
-            (self._step_panes, used["step_pane"], True),
+        for arena, pane, gap, wanted in (
+            (self._time_panes, used["pane"], used["gap"], with_panes),
+            (self._step_panes, used["step_pane"], used["step_gap"], True),
         ):
             present = pane != NO_TIME
             if not wanted or not present.any():
@@ -103,7 +105,8 @@ class LaneOutput:
                 rest, phase_id = divmod(value, len(Phase))
                 pane_number, scene_id = divmod(rest, 256)
                 rows[index] = arena.row(PaneKey(pane_number + base, phase_id, scene_id, node))
-            arena.add(cells, n_cells, rows[inverse], counts, dropped)
+            gaps = np.ascontiguousarray(gap)
+            arena.add(cells, n_cells, rows[inverse], gaps, counts, dropped)
 
     def add_time_blocks(
         self, blocks: TimeBlocks, node: str, scene_id: Callable[[str], int]
@@ -176,7 +179,7 @@ class LaneOutput:
                     task=task,
                     first_time_us=int(piece["first_time"]),
                     last_time_us=int(piece["last_time"]),
-                    requests=int(piece["requests"]),
+                    request_gaps=_one_gap(int(piece["gap"])),
                     last_of_task=bool(piece["last_of_task"]),
                 )
             )
@@ -253,7 +256,6 @@ class LaneOutput:
             first_time_us=NO_TIME if pane.first_time_us == NO_FIRST else pane.first_time_us,
             last_time_us=NO_TIME if pane.last_time_us == NO_LAST else pane.last_time_us,
             request_gaps=pane.gaps,
-            requests=pane.entries,
             scene_tokens=scene_tokens,
         )
 
@@ -387,6 +389,13 @@ _COUNTED_PHASES = frozenset(
 )
 
 
+def _one_gap(minutes: int) -> NDArray[np.int64]:
+    gaps = np.zeros(TASK_GAPS, np.int64)
+    if minutes:
+        gaps[min(minutes, TASK_GAPS) - 1] = 1
+    return gaps
+
+
 def _sum_panes(panes: list[Pane]) -> Pane:
     first = panes[0]
     if len(panes) == 1:
@@ -398,7 +407,6 @@ def _sum_panes(panes: list[Pane]) -> Pane:
         first_time_us=min(pane.first_time_us for pane in panes),
         last_time_us=max(pane.last_time_us for pane in panes),
         gaps=np.sum([pane.gaps for pane in panes], axis=0),
-        entries=sum(pane.entries for pane in panes),
         lost=sum(pane.lost for pane in panes),
         unknown_gap=any(pane.unknown_gap for pane in panes),
     )

@@ -46,7 +46,6 @@ class Pane(NamedTuple):
     first_time_us: int
     last_time_us: int
     gaps: NDArray[np.int64]
-    entries: int
     lost: int
     unknown_gap: bool
 
@@ -73,23 +72,20 @@ class PaneArena:
         self._first = np.full(capacity, NO_FIRST, np.int64)
         self._last = np.full(capacity, NO_LAST, np.int64)
         self._gaps = np.zeros((capacity, self._gap_limit), np.int64)
-        self._entries = np.zeros(capacity, np.int64)
         self._lost = np.zeros(capacity, np.int64)
         self._unknown = np.zeros(capacity, np.bool_)
 
     def _grow(self) -> None:
-        old = (
+        old: tuple[NDArray[Any], ...] = (
             self._counts, self._dropped, self._seen, self._first, self._last, self._gaps,
-            self._entries, self._lost, self._unknown,
+            self._lost, self._unknown,
         )  # fmt: skip
         used = len(self._rows)
         self._allocate(2 * len(self._seen))
-        new = (
+        new: tuple[NDArray[Any], ...] = (
             self._counts, self._dropped, self._seen, self._first, self._last, self._gaps,
-            self._entries, self._lost, self._unknown,
+            self._lost, self._unknown,
         )  # fmt: skip
-        source: NDArray[Any]
-        target: NDArray[Any]
         for source, target in zip(old, new, strict=True):
             np.copyto(target[:used], source[:used])
 
@@ -103,18 +99,19 @@ class PaneArena:
             self._rows[key] = found
         return found
 
-    def add(
+    def add(  # noqa: PLR0917 (a chunk's cells)
         self,
         cells: Records,
         n_cells: int,
         row_of_cell: NDArray[np.int64],
+        gap_of_cell: NDArray[np.int64],
         counts: NDArray[np.unsignedinteger[Any]],
         dropped: NDArray[np.unsignedinteger[Any]],
     ) -> None:
         """Add cells to the rows named."""
         add_cells(
-            cells, n_cells, row_of_cell, counts, dropped, self._counts, self._dropped,
-            self._seen, self._first, self._last, self._gaps, self._entries,
+            cells, n_cells, row_of_cell, gap_of_cell, counts, dropped, self._counts, self._dropped,
+            self._seen, self._first, self._last, self._gaps,
         )  # fmt: skip
 
     def add_block(  # noqa: PLR0917 (one pane's sums)
@@ -159,7 +156,6 @@ class PaneArena:
                     int(self._first[row]),
                     int(self._last[row]),
                     self._gaps[row].copy(),
-                    int(self._entries[row]),
                     int(self._lost[row]),
                     bool(self._unknown[row]),
                 ),
@@ -167,7 +163,7 @@ class PaneArena:
         used = len(self._rows)
         self._rows.clear()
         for array in (
-            self._counts, self._dropped, self._seen, self._gaps, self._entries, self._lost,
+            self._counts, self._dropped, self._seen, self._gaps, self._lost,
             self._unknown,
         ):  # fmt: skip
             array[:used] = 0

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 FIRST_CAPACITY = 64
 MEMORY = (
-    "last_position", "last_time", "last_offset", "last_pane", "last_step_pane", "phase", "scene",
-    "task",
+    "last_position", "last_time", "last_offset", "last_pane", "last_step_pane", "last_task_minute",
+    "phase", "scene", "task",
 )  # fmt: skip
 """What later rows of a request depend on, when nothing of it is open."""
 
@@ -152,9 +152,9 @@ class RequestSlots:
         return slots
 
     def open_pieces(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Requests with an open task piece, and how often it enters a task."""
+        """Requests with an open task piece, and the minutes since the piece before."""
         slots = np.flatnonzero(self.slots["task_seen"] > 0)
-        return [self.names[slot] for slot in slots.tolist()], self.slots["task_requests"][slots]
+        return [self.names[slot] for slot in slots.tolist()], self.slots["task_gap"][slots]
 
     def drop_open(self, slot: int, accumulator: int) -> None:
         """Throw away an open window's counts (only when replay has rebuilt a closed one)."""
@@ -165,7 +165,6 @@ class RequestSlots:
     def drop_task(self, slots: NDArray[np.int64]) -> None:
         """Throw away task pieces that were already handed out before a restart."""
         self.slots["task_seen"][slots] = 0
-        self.slots["task_requests"][slots] = 0
         self.task_counts[slots] = 0
         self.task_dropped[slots] = 0
 

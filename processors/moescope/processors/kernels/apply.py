@@ -91,6 +91,7 @@ def add_cells(
     cells: Records,
     n_cells: int,
     row_of_cell: NDArray[np.int64],
+    gap_of_cell: NDArray[np.int64],
     cell_counts: Counts,
     cell_dropped: Counts,
     pane_counts: Counts,
@@ -99,12 +100,11 @@ def add_cells(
     pane_first: NDArray[np.int64],
     pane_last: NDArray[np.int64],
     pane_gaps: NDArray[np.int64],
-    pane_entries: NDArray[np.int64],
 ) -> None:
     """Add cells to the panes (time or step) that `row_of_cell` names; −1 is skipped.
 
-    `pane_gaps` [panes, G] takes each (request, phase)'s first row in a pane by its distance to
-    the previous pane; `pane_entries` [panes] takes first rows in a step pane.
+    `pane_gaps` [panes, G] takes each (request, phase)'s first row in a pane by `gap_of_cell`, its
+    distance to the previous pane (0: not its first row; the last entry: that or more).
     """
     width = cell_counts.shape[1]
     layers = cell_dropped.shape[1]
@@ -121,7 +121,6 @@ def add_cells(
         pane_seen[row] += cells[cell]["seen"]
         pane_first[row] = min(pane_first[row], cells[cell]["first_time"])
         pane_last[row] = max(pane_last[row], cells[cell]["last_time"])
-        gap = cells[cell]["gap"]
-        if gap > 0 and pane_gaps.shape[1] > 0:
+        gap = min(gap_of_cell[cell], pane_gaps.shape[1])
+        if gap > 0:
             pane_gaps[row, gap - 1] += 1
-        pane_entries[row] += cells[cell]["step_entry"]

@@ -15,6 +15,7 @@ from moescope.processors.kernels.records import (
     FLAG_LAST_OF_TASK,
     FORGET_US,
     MINUTE_US,
+    NO_PANE_BEFORE,
     NO_TIME,
     NONE,
     OP_ADD,
@@ -136,12 +137,11 @@ def flush_task(
     piece["phase"] = state["task_phase"]
     piece["minute"] = state["task_minute"]
     piece["seen"] = state["task_seen"]
-    piece["requests"] = state["task_requests"]
+    piece["gap"] = state["task_gap"]
     piece["first_time"] = state["task_first_time"]
     piece["last_time"] = state["task_last_time"]
     piece["last_of_task"] = last_of_task
     state["task_seen"] = 0
-    state["task_requests"] = 0
     ops[n[N_OPS], 0] = OP_TASK
     ops[n[N_OPS], 1] = n[N_TASKS]
     ops[n[N_OPS], 2] = slot
@@ -163,7 +163,7 @@ def forget(slots: Records, windows: Records, slot: int) -> None:
     state["identical_run"] = 0
     state["ended"] = 0
     state["task_seen"] = 0
-    state["task_requests"] = 0
+    state["last_task_minute"] = NO_TIME
     for accumulator in range(windows.shape[1]):
         windows[slot, accumulator]["open"] = 0
         windows[slot, accumulator]["closed_early"] = NONE
@@ -262,6 +262,7 @@ def plan(
                 if state["task_seen"] == 0:
                     state["task"] = tasks[r]
                     state["task_phase"] = phase[row]
+                    state["task_gap"] = 0
                     state["task_first_time"] = first_time[row]
                     state["task_last_time"] = last_time[row]
                     state["task_minute"] = (
@@ -416,12 +417,14 @@ def plan(
                 out["gap"] = min(pane - state["last_pane"], gap_limit)
             state["last_pane"] = max(state["last_pane"], pane)
         out["step_pane"] = NO_TIME
-        out["step_entry"] = 0
+        out["step_gap"] = 0
         if step_pane_size > 0:
             step_pane = step[row] // step_pane_size
             out["step_pane"] = step_pane
             if step_pane > state["last_step_pane"]:
-                out["step_entry"] = 1
+                out["step_gap"] = NO_PANE_BEFORE
+                if state["last_step_pane"] != NO_TIME:
+                    out["step_gap"] = (step_pane - state["last_step_pane"]) * step_pane_size
                 state["last_step_pane"] = step_pane
         state["scene"] = scenes[r]
         new_task = state["task"] != tasks[r]
@@ -429,6 +432,11 @@ def plan(
             state["task"] = tasks[r]
             state["task_phase"] = now_phase
             state["task_minute"] = minute
+            state["task_gap"] = NO_PANE_BEFORE
+            if not new_phase and not new_task and state["last_task_minute"] != NO_TIME:
+                state["task_gap"] = max(0, minute - state["last_task_minute"])
+                minute = max(minute, state["last_task_minute"])
+            state["last_task_minute"] = minute
             state["task_first_time"] = time
             state["task_last_time"] = last_time[row]
             state["task_offset"] = offset
@@ -436,8 +444,6 @@ def plan(
         if time != NO_TIME:
             state["task_first_time"] = min(state["task_first_time"], time)
             state["task_last_time"] = max(state["task_last_time"], last_time[row])
-        if new_phase or new_task:
-            state["task_requests"] += 1
         mask = 0
         cell_late = 0
         if unanchored[r, now_phase]:

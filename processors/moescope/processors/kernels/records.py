@@ -28,7 +28,8 @@ SLOT = np.dtype(
         ("task_minute", "i8"),
         ("task_phase", "i8"),
         ("task_seen", "i8"),
-        ("task_requests", "i8"),
+        ("task_gap", "i8"),
+        ("last_task_minute", "i8"),
         ("task_first_time", "i8"),
         ("task_last_time", "i8"),
         ("task_offset", "i8"),
@@ -63,12 +64,15 @@ CELL = np.dtype(
         ("pane", "i8"),
         ("gap", "i8"),
         ("step_pane", "i8"),
-        ("step_entry", "i8"),
+        ("step_gap", "i8"),
         ("seen", "i8"),
         ("first_time", "i8"),
         ("last_time", "i8"),
     ]
 )
+
+NO_PANE_BEFORE = 2**62
+"""A gap in panes, steps or minutes: none was before."""
 
 CLOSED = np.dtype(
     [
@@ -94,7 +98,7 @@ TASK_PIECE = np.dtype(
         ("phase", "i8"),
         ("minute", "i8"),
         ("seen", "i8"),
-        ("requests", "i8"),
+        ("gap", "i8"),
         ("first_time", "i8"),
         ("last_time", "i8"),
         ("last_of_task", "i8"),
