@@ -109,7 +109,7 @@ def measure(scale: Scale) -> Result:
 def _measure(scale: Scale, folder: Path) -> Result:
     cores = os.cpu_count() or 1
     stream = dense_stream(quick=scale.quick)
-    dense = write_stream(folder / "dense", stream, scale.pick(320, 8))
+    dense = write_stream(folder / "dense", stream, scale.pick(200, 8))
     fleet = write_simulation(
         folder / "fleet", "healthy", seconds=scale.pick(180, 20), nodes=scale.pick(4, 1)
     )
@@ -131,7 +131,7 @@ def _measure(scale: Scale, folder: Path) -> Result:
             Side("DuckDB", rows, _with_duckdb(parquet, cores)),
             Side("polars", rows, _with_polars(parquet, cores)),
         ],
-        scale.pick(5, 1),
+        scale.pick(3, 1),
         clock=time.perf_counter,
     )
     baselines = [

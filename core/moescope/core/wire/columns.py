@@ -80,7 +80,10 @@ def decode_column(reader: ByteReader, count: int, dtype: np.dtype[Any]) -> NDArr
     reader.memory.spend(count * _UINT64.itemsize)
     (form,) = reader.unpack(_FORM)
     if form == ColumnForm.DELTA:
-        return _narrowed(_decode_delta(reader, count), dtype, reader.name)
+        first, width = reader.unpack(_DELTA_HEAD)
+        if not width:  # many columns hold one value throughout
+            return _repeated(first, count, dtype, reader.name)
+        return _narrowed(_undo_delta(reader, first, width, count), dtype, reader.name)
     if form == ColumnForm.PLAIN:
         return _decode_plain(reader, count, dtype)
     if form == ColumnForm.DICTIONARY:
@@ -106,6 +109,10 @@ def _encode_delta(values: NDArray[np.uint64]) -> bytes:
 
 def _decode_delta(reader: ByteReader, count: int) -> NDArray[np.uint64]:
     first, width = reader.unpack(_DELTA_HEAD)
+    return _undo_delta(reader, first, width, count)
+
+
+def _undo_delta(reader: ByteReader, first: int, width: int, count: int) -> NDArray[np.uint64]:
     values = np.full(count, first, np.uint64)
     if _checked_width(width, _UINT64.itemsize, reader.name) and count > 1:
         planes = reader.take(width * (count - 1))
@@ -143,6 +150,11 @@ def _checked_width(width: int, largest: int, name: str) -> int:
     if width > largest:
         raise BatchDecodeError(f"{name} has a column of {width} bytes per value, over {largest}")
     return width
+
+
+def _repeated(value: int, count: int, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    one = np.full(min(count, 1), value, np.uint64)
+    return np.repeat(_narrowed(one, dtype, name), count)
 
 
 def _narrowed(values: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:

@@ -53,8 +53,8 @@ def decode_table(reader: ByteReader, largest: int) -> tuple[str, ...]:
     (count,) = reader.unpack(_COUNT)
     if count > largest:
         raise BatchDecodeError(f"{reader.name} has a table of {count} names, over {largest}")
-    lengths = decode_column(reader, count, _UINT32)
-    return tuple([reader.text(length) for length in lengths.tolist()])
+    lengths = decode_column(reader, count, _UINT32).tolist()
+    return tuple(reader.texts(lengths))
 
 
 def encode_name_columns(columns: Sequence[tuple[str, ...]]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.wire.errors import BatchDecodeError
@@ -62,6 +63,25 @@ class ByteReader:
         self.strings.spend(length)
         try:
             return str(self.take(length), "utf-8")
+        except UnicodeDecodeError as error:
+            raise BatchDecodeError(f"{self.name} holds text that is not UTF-8") from error
+
+    def texts(self, lengths: list[int]) -> list[str]:
+        """Return the next pieces of text, each of so many bytes.
+
+        Raises:
+            BatchDecodeError: Fewer are left, or they are not UTF-8, or over the limit.
+        """
+        whole = sum(lengths)
+        self.strings.spend(whole)
+        data = self.take(whole)
+        ends = list(accumulate(lengths))
+        pieces = zip([0, *ends], ends, strict=False)
+        try:
+            text = str(data, "utf-8")
+            if len(text) == whole:  # one byte per character
+                return [text[begin:end] for begin, end in pieces]
+            return [str(data[begin:end], "utf-8") for begin, end in pieces]
         except UnicodeDecodeError as error:
             raise BatchDecodeError(f"{self.name} holds text that is not UTF-8") from error
 
