@@ -52,7 +52,7 @@ from moescope.processors.panes import UNKNOWN_DROPS
 from moescope.processors.request_slots import RequestSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 CELL_BYTES = 16 << 20
 MOST_CELLS = 2048
 ALL_ZERO_ROWS = 64
-_UNCOUNTED_PHASES = (int(Phase.WARMUP), int(Phase.DRAFT))
+_IS_UNCOUNTED = np.isin(np.arange(256), (int(Phase.WARMUP), int(Phase.DRAFT)))
 
 
 @dataclass(slots=True)
@@ -99,6 +99,7 @@ class Lane:
         self._scenes: list[str] = []
         self._scene_id: dict[str, int] = {}
         self._task_names: dict[int, str] = {}
+        self._task_id: dict[str, int] = {}
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
         self._forget_at = NO_TIME
@@ -239,11 +240,10 @@ class Lane:
         requests = self._requests
         slot_of_request = requests.claim(batch.requests.ids)
         node = batch.header.node
-        for slot in slot_of_request.tolist():
-            self._nodes[slot] = node
+        self._nodes.update(dict.fromkeys(slot_of_request.tolist(), node))
         anchors, unanchored = phase_anchors(batch.requests)
-        tasks = np.array([self._task(name) for name in batch.requests.tasks], np.int64)
-        scenes = np.array([self._scene(name) for name in batch.requests.scenes], np.int64)
+        tasks = _numbers(batch.requests.tasks, self._task_id, self._task)
+        scenes = _numbers(batch.requests.scenes, self._scene_id, self._scene)
         total = len(request)
         cell_of_row = np.full(total, NONE, np.int32)
         steps = np.zeros(0, np.int64) if step is None else step
@@ -278,8 +278,9 @@ class Lane:
         if account.stale:
             account.stale_rows = tuple(np.flatnonzero(cell_of_row == STALE_ROW).tolist())
         self._note_earliest(first_time)
-        gone = np.unique(slot_of_request)
-        self._release(gone[requests.slots["phase"][gone] == NONE])
+        ended = slot_of_request[requests.slots["phase"][slot_of_request] == NONE]
+        if len(ended):
+            self._release(np.unique(ended))
 
     def _note_earliest(self, times: NDArray[np.int64]) -> None:
         """See to it that rows of a node that lags behind are looked at in time."""
@@ -495,11 +496,13 @@ class Lane:
         if len(self._task_names) > 4 * len(self._requests) + 4096:
             known = set(self._requests.slots["task"].tolist())
             self._task_names = {t: name for t, name in self._task_names.items() if t in known}
+            self._task_id = {name: t for t, name in self._task_names.items()}
 
     def _task(self, name: str) -> int:
         digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         task = int.from_bytes(digest, "little", signed=True)
         self._task_names[task] = name
+        self._task_id[name] = task
         return task
 
     def _scene(self, name: str) -> int:
@@ -515,6 +518,13 @@ class Lane:
 
     def _scene_name(self, scene: int) -> str:
         return self._scenes[scene]
+
+
+def _numbers(
+    names: tuple[str, ...], known: dict[str, int], number: Callable[[str], int]
+) -> NDArray[np.int64]:
+    """Numbers of names; `number` is asked for those that are not known, and notes them."""
+    return np.array([known[name] if name in known else number(name) for name in names], np.int64)
 
 
 def phase_anchors(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -535,12 +545,15 @@ def phase_anchors(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.boo
 def _classify(
     phase: NDArray[np.uint8], flags: NDArray[np.uint8], tokens: NDArray[np.int32] | None = None
 ) -> tuple[RowAccount, NDArray[np.uint8]]:
+    uncounted = _IS_UNCOUNTED[phase]
+    status = np.full(len(phase), COUNTABLE, np.uint8)
+    if not (flags & int(UNCOUNTED_FLAGS)).any() and not uncounted.any():
+        return RowAccount(rows=len(phase) if tokens is None else int(tokens.sum())), status
     weight = np.ones(len(phase), np.int64) if tokens is None else tokens
     context = (flags & RowFlag.CONTEXT) != 0
     padding = ~context & ((flags & RowFlag.PADDING) != 0)
     recomputed = ~context & ~padding & ((flags & RowFlag.RECOMPUTED) != 0)
-    uncounted = np.isin(phase, _UNCOUNTED_PHASES) & ((flags & int(UNCOUNTED_FLAGS)) == 0)
-    status = np.full(len(phase), COUNTABLE, np.uint8)
+    uncounted &= (flags & int(UNCOUNTED_FLAGS)) == 0
     status[padding | recomputed | uncounted] = SKIPPED
     status[context] = CONTEXT
     account = RowAccount(
