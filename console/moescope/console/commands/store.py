@@ -9,6 +9,7 @@ import typer
 
 from moescope.console.options import AsJson, ConfigFile, DataDirectory, Yes, settings_from
 from moescope.console.output import confirm, note, print_json, print_pairs
+from moescope.core.errors import InputError
 
 if TYPE_CHECKING:
     from moescope.core.settings import Settings
@@ -57,6 +58,12 @@ def export(
     """
     settings = settings_from(config, data)
     path = _existing_store(settings)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"The folder {folder} is not empty.",
+            why="An export of the whole store is never mixed with other files.",
+            next_step="Name a new folder.",
+        )
 
     from moescope.console.owner import open_store
     from moescope.console.progress import progress
@@ -74,7 +81,6 @@ def export(
 
 
 def _existing_store(settings: Settings) -> Path:
-    from moescope.core.errors import InputError
     from moescope.storage.places import store_file
 
     path = store_file(settings.data_directory)
