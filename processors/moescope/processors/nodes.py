@@ -119,15 +119,13 @@ class NodeTable:
         self.watermark_us = max(self.watermark_us, lowest)
 
     def step_low(self) -> int:
-        """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains."""
-        return min(
-            (
-                node.highest_step
-                for node in self.nodes.values()
-                if node.highest_step >= 0 and node.state is NodeState.ACTIVE
-            ),
-            default=END_OF_TIME,
-        )
+        """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains.
+
+        Nodes that are set aside hold nobody back, unless all are: their steps are not over.
+        """
+        training = [node for node in self.nodes.values() if node.highest_step >= 0]
+        active = [node for node in training if node.state is NodeState.ACTIVE]
+        return min((node.highest_step for node in active or training), default=END_OF_TIME)
 
     def state(self) -> dict[str, Any]:
         """JSON-able state."""

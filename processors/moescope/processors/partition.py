@@ -292,9 +292,9 @@ class Partition:
     def _note_steps(self, node: Node, batch: RoutingBatch) -> None:
         source = batch.tokens if batch.tokens is not None else batch.token_blocks
         if source is not None and source.step is not None and len(source):
-            training = source.phase == Phase.TRAIN
-            if training.any():
-                node.highest_step = max(node.highest_step, int(source.step[training].max()))
+            stepping = (source.phase == Phase.TRAIN) | (source.phase == Phase.EVAL)
+            if stepping.any():
+                node.highest_step = max(node.highest_step, int(source.step[stepping].max()))
 
     # ---- commit --------------------------------------------------------------------------
 
