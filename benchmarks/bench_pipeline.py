@@ -30,7 +30,7 @@ from moescope.processors.pipeline import Pipeline
 from moescope.processors.request_slots import RequestSlots
 from moescope.processors.sources.batch_log import BatchLogSource
 from moescope.storage import commit as commit_module
-from moescope.storage.shared import WindowShapes
+from moescope.storage.shared import SharedWindows, TrailingReferences, WindowShapes
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
@@ -264,13 +264,19 @@ def _profile(title: str, run: _Run) -> Profile:
         clock.watch(reading + "hand out and save state", engine_module.Engine, "take")
         clock.watch(reading + "wait for the commit before", pipeline_module.Pipeline, "_hand_over")
         clock.watch(writing + "metrics and histograms", WindowFinisher, "__call__")
-        clock.watch(writing + "rest of the transaction", Store, "apply")
+        clock.watch(writing + "begin, commit, owner's signature", Store, "apply")
+        clock.watch(writing + "everything else in Python", commit_module.Commit, "write")
+        clock.watch(writing + "sum panes of closed windows", commit_module.Commit, "_sums")
+        for name in ("accept", "due", "late", "keep_until"):
+            clock.watch(writing + "which shared windows are due", SharedWindows, name)
+        for name in ("add", "advance"):
+            clock.watch(writing + "trailing references", TrailingReferences, name)
         for stage, name in (
             ("window rows to Arrow", "window_rows"),
             ("insert rows", "insert"),
             ("histograms", "merge_histograms"),
             ("insert deltas", "insert_deltas"),
-            ("sum panes of closed windows", "read_sums"),
+            ("read panes back", "read_sums"),
             ("which rows are new", "kept_windows"),
             ("progress", "write_progress"),
             ("batch accounts", "insert_batches"),
