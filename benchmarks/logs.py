@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks.streams import SECOND_US
 from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSettings, partition_names
 from moescope.core.wire import encode_batch
 from moescope.producers.simulator import scenario_named, simulate
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Log:
-    """A sealed batch log and what is in it."""
+    """A sealed batch log and what is in it; `node_seconds` is event time, added over nodes."""
 
     root: Path
+    records: int
     assignments: int
     tokens: int
     wire_bytes: int
+    node_seconds: float
 
 
 def write_stream(root: Path, stream: Stream, batches: int) -> Log:
@@ -37,13 +40,27 @@ def write_stream(root: Path, stream: Stream, batches: int) -> Log:
         writer.append(payload, append_time_us=batch.header.encoded_at_us)
     writer.seal()
     writer.close()
-    return Log(root, batches * stream.assignments, batches * stream.rows, size)
+    return Log(
+        root,
+        records=batches,
+        assignments=batches * stream.assignments,
+        tokens=batches * stream.rows,
+        wire_bytes=size,
+        node_seconds=batches * stream.batch_us / SECOND_US,
+    )
 
 
 def write_simulation(root: Path, scenario: str, *, seconds: int, nodes: int) -> Log:
     """Simulate a fleet."""
     totals = simulate(scenario_named(scenario), root, seed=7, duration_s=seconds, nodes=nodes)
-    return Log(root, totals.assignments, totals.tokens, totals.wire_bytes)
+    return Log(
+        root,
+        records=totals.batches,
+        assignments=totals.assignments,
+        tokens=totals.tokens,
+        wire_bytes=totals.wire_bytes,
+        node_seconds=seconds * nodes,
+    )
 
 
 def payloads(root: Path) -> Iterator[bytes]:
