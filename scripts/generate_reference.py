@@ -208,11 +208,12 @@ def errors_page() -> str:
     ]
     exit_codes = (
         ("0", "fine"),
-        ("1", "the answer is no: a check found something, or `--fail-on` was reached"),
+        ("1", "the answer is no: `doctor` found something that is broken"),
         ("2", "wrong use or bad input"),
-        ("3", "something that moescope depends on is unreachable"),
+        ("3", "something that moescope depends on is unreachable: a lock, a file, a disk"),
         ("4", "insufficient data"),
         ("70", "internal error"),
+        ("130", "interrupted with Ctrl-C; `run all` ends with 0 instead"),
     )
     return document(
         "# Errors and exit codes",
