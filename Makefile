@@ -51,5 +51,7 @@ fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	$(BIN)/python tests/fuzz/fuzz_wire.py
 
 ROUNDS ?= 20
-faults: setup-dev ## tests that kill processes, ROUNDS=20 times, each with a new seed
+KILLS ?= 200
+faults: setup-dev ## kill KILLS=200 roll-ups (docs/reliability.md), then all tests that kill, ROUNDS=20 times
+	$(BIN)/python tests/faults/run_faults.py $(KILLS)
 	for round in $$(seq $(ROUNDS)); do $(PYTEST) -m "not engines" -k "kill or crash" $(ARGS); done

@@ -194,8 +194,9 @@ class Partition:
         self._identities.add(identity)
         account = Account("accepted", rows=len(record.rows))
         self.accounts.append(account)
-        accepted = [found for row in record.rows if (found := self._row(row, record, account))]
-        gate(accepted, record.lane)
+        found = [self._row(row, record, account) for row in record.rows]
+        accepted = [one for one in found if one]
+        gate(found, record)
         account.accepted = len(accepted)
         account.suspicious = sum(not good for one in accepted for good in one.good)
         self.accepted += accepted
@@ -322,24 +323,38 @@ def _passed(since: int | None, now: int | None, limit: int) -> bool:
     return since is not None and now is not None and now - since >= limit
 
 
-def gate(accepted: Sequence[Accepted], lane: Lane) -> None:
-    """Mark the suspicious (row, layer) pairs of one batch."""
-    runs: dict[str, tuple[list[set[int]], int]] = {}
-    for one in accepted:
-        sets = [set(ids) for ids in one.row.ids]
-        for layer, ids in enumerate(one.row.ids):
-            if len(sets[layer]) < lane.top_k or max(ids) >= lane.experts:
-                one.good[layer] = False
-        before, length = runs.get(one.row.request, ([], 0))
-        length = length + 1 if sets == before else 1
-        runs[one.row.request] = (sets, length)
-        if length >= IDENTICAL_RUN:
-            one.good = [False] * lane.layers
-    if lane.top_k == 1 and lane.experts > 1 and len(accepted) >= ZERO_LAYER_ROWS:
-        for layer in range(lane.layers):
-            if all(one.row.ids[layer] == (0,) for one in accepted):
-                for one in accepted:
+def gate(found: Sequence[Accepted | None], record: Record) -> None:
+    """Mark the suspicious (row, layer) pairs of one batch; None stands for rows not accepted."""
+    lane = record.lane
+    before: Accepted | None = None
+    run = 0
+    for one in found:
+        if one is not None:
+            for layer, ids in enumerate(one.row.ids):
+                if len(set(ids)) < lane.top_k or max(ids) >= lane.experts:
                     one.good[layer] = False
+            run = run + 1 if before is not None and _identical(before.row, one.row) else 1
+            if run >= IDENTICAL_RUN:
+                one.good = [False] * lane.layers
+        before = one
+    _gate_zero_layers(found, record)
+
+
+def _gate_zero_layers(found: Sequence[Accepted | None], record: Record) -> None:
+    lane = record.lane
+    if lane.top_k == 1 and lane.experts > 1 and len(record.rows) >= ZERO_LAYER_ROWS:
+        for layer in range(lane.layers):
+            if all(row.ids[layer] == (0,) for row in record.rows):
+                for one in found:
+                    if one is not None:
+                        one.good[layer] = False
+
+
+def _identical(before: Row, row: Row) -> bool:
+    return (
+        (row.request, row.position) == (before.request, before.position + 1)
+        and [sorted(ids) for ids in row.ids] == [sorted(ids) for ids in before.ids]
+    )  # fmt: skip
 
 
 def counts_of(rows: Sequence[Accepted], lane: Lane) -> list[list[int]]:

@@ -35,7 +35,7 @@ MINUTE_US = 60_000_000
 
 
 @given(plans())
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
     """The same rows cut three ways give the same windows, histograms, weights, references."""
     stream = make_stream(plan)

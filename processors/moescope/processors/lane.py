@@ -141,6 +141,8 @@ class Lane:
         total = len(tokens)
         identical = np.zeros(total, np.bool_)
         mark_identical(routes.gaps, tokens.request, tokens.position, identical)
+        # A context row would carry a run over from the batch before, which a replay may not read.
+        identical[1:] &= status[:-1] == COUNTABLE
         times = tokens.event_time_us
         if times is None:
             times = np.full(total, NO_TIME, np.int64)

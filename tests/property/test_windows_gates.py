@@ -1,0 +1,93 @@
+"""Suspicious rows and layers are kept out of every window, and counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.windows_plain import CONTEXT, DECODE, SECOND, Lane, Record, Row
+from support.batches import make_heartbeat
+from support.expected import expected_outcome, expected_panes
+from support.rolled_up import roll_up
+from support.streams import START_US, source_records
+
+from moescope.core.wire import encode_batch
+from moescope.processors.config import WindowConfig
+from moescope.processors.nodes import SEQUENCE_WINDOW
+from moescope.processors.sources.protocol import SourceRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.rolled_up import Outcome
+
+CONFIG = WindowConfig(token=((16, 16), (32, 16)), time=((SECOND, SECOND),), step=())
+
+
+def _rows(ids: Sequence[tuple[tuple[int, ...], ...]], context: int = 0) -> tuple[Row, ...]:
+    return tuple(
+        Row(
+            request="request",
+            task="task",
+            scene="chat",
+            phase=DECODE,
+            position=position,
+            time=START_US + position * 1_000,
+            step=None,
+            flags=CONTEXT if position < context else 0,
+            ids=each,
+            starts=(0, 0, -1, -1, -1, -1),
+        )
+        for position, each in enumerate(ids)
+    )
+
+
+def _check(record: Record) -> Outcome:
+    found = roll_up(source_records([record]), CONFIG)
+    expected = expected_outcome([record], CONFIG)
+    assert found.token == expected.token
+    assert expected_panes(found.panes, CONFIG) == expected.panes
+    assert found.accounts[0].suspicious_pairs == expected.accounts[0][-1]
+    return found
+
+
+@given(st.integers(30, 100), st.integers(0, 3), st.integers(0, 40))
+@settings(max_examples=25)
+def test_identical_rows_count_up_to_the_thirty_second(run: int, context: int, before: int) -> None:
+    """A long run of equal rows is cut off; equal rows of the batch before do not lengthen it."""
+    lane = Lane("moe", "r1", 8, 2, 2)
+    varied = [((n % 7, 7), (7, n % 6)) for n in range(before)]
+    ids = [*varied, *([((1, 2), (3, 4))] * run)]
+    found = _check(Record("node", 0, lane, START_US + SECOND, _rows(ids, context)))
+    equal_rows = run - max(0, context - before)
+    assert found.accounts[0].suspicious_pairs == 2 * max(0, equal_rows - 32)
+    assert ("identical_rows" in found.accounts[0].reasons) is (equal_rows > 32)
+
+
+@given(st.integers(60, 70), st.integers(0, 2), st.booleans())
+@settings(max_examples=25)
+def test_all_zero_layer_is_kept_out(rows: int, context: int, one_other: bool) -> None:  # noqa: FBT001
+    """With k = 1 a layer of zeros in 64 or more rows is not believed; one other id redeems it."""
+    lane = Lane("moe", "r1", 4, 1, 2)
+    ids = [((n % 4,), (0,)) for n in range(rows)]
+    if one_other:
+        ids[-1] = ((3,), (2,))
+    found = _check(Record("node", 0, lane, START_US + SECOND, _rows(ids, context)))
+    doubted = rows >= 64 and not one_other
+    assert found.accounts[0].suspicious_pairs == (rows - context if doubted else 0)
+    assert found.accounts[0].verdict == ("suspicious" if doubted else "accepted")
+
+
+def test_batch_older_than_the_window_of_numbers_is_a_dead_letter() -> None:
+    """A number that is too far back to know is kept apart, one just inside is still a duplicate."""
+    numbers = [0, 1, SEQUENCE_WINDOW, 1, 0]
+    found = roll_up(
+        [
+            SourceRecord(offset, START_US, encode_batch(make_heartbeat(number)))
+            for offset, number in enumerate(numbers)
+        ],
+        CONFIG,
+    )
+    assert found.dead_letters == [4]
+    assert found.accounts[3].verdict == "duplicate"
