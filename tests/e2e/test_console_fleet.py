@@ -147,17 +147,9 @@ def test_output_formats(fleet: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
     assert refused.stdout == ""
 
 
-def test_the_demo_sees_every_token_and_replaces_only_its_own_folder(tmp_path: Path) -> None:
-    """What the demo's windows hold is what its fleet computed; other folders are left alone."""
-    words = ("demo", "--duration", "60", "--nodes", "2", "--json", "--data", "demo")
-    (tmp_path / "demo").mkdir()
-    (tmp_path / "demo" / "thesis.txt").write_text("years of work")
-    refused = moescope(*words, folder=tmp_path, expect=2)
-    assert "--data" in refused.stderr
-    assert (tmp_path / "demo" / "thesis.txt").read_text() == "years of work"
-    (tmp_path / "demo" / "thesis.txt").rename(tmp_path / "thesis.txt")
-
-    result = json.loads(moescope(*words, folder=tmp_path).stdout)
+def test_the_demo_sees_every_token(small_demo: tuple[Path, dict[str, Any]]) -> None:
+    """What the demo's windows hold is what its fleet computed."""
+    _, result = small_demo
     simulated, counted = result["simulated"], result["counted"]
     assert simulated["tokens"] > 0
     assert counted["tokens"] == counted["rows"] == simulated["tokens"]
@@ -167,3 +159,12 @@ def test_the_demo_sees_every_token_and_replaces_only_its_own_folder(tmp_path: Pa
     assert {row["window_kind"] for row in result["windows"]} == {"token", "time", "task"}
     assert {incident["name"] for incident in result["planted"]} >= {"hot_expert"}
     assert result["worst"]["token windows of 128"]
+
+
+def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:
+    """A folder that no demo made is left alone, however it came about."""
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.txt").write_text("years of work")
+    refused = moescope("demo", "--data", "demo", folder=tmp_path, expect=2)
+    assert "--data" in refused.stderr
+    assert (tmp_path / "demo" / "thesis.txt").read_text() == "years of work"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,12 +81,10 @@ def test_python_blocks_run(readme: str, tmp_path: Path) -> None:
     assert "rejected_rows=0" in outcome.stdout
 
 
-@pytest.fixture(scope="module")
-def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def demo_folder(small_demo: tuple[Path, dict[str, Any]]) -> Path:
     """A folder in which a small demo ran, as `make demo` leaves the checkout."""
-    folder = tmp_path_factory.mktemp("readme")
-    moescope(folder, "demo", "--nodes", "2", "--duration", "60")
-    return folder
+    return small_demo[0]
 
 
 def moescope(folder: Path, *arguments: str) -> str:
