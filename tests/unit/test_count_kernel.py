@@ -34,7 +34,7 @@ def plain_counts(
 
 
 @pytest.mark.parametrize("top_k", [1, 3, 4, 6, 8])
-@pytest.mark.parametrize("experts", [9, 300])
+@pytest.mark.parametrize("experts", [9, 64, 65, 300])
 @pytest.mark.parametrize("faults", [False, True])
 def test_counts_equal_counting_one_by_one(top_k: int, experts: int, *, faults: bool) -> None:
     """Short and long runs, odd ones, and runs across blocks count every id once."""
