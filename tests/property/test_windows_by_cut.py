@@ -77,8 +77,9 @@ def test_commits_and_restarts_change_nothing(plan: Plan, cut: Cut, seed: int) ->
     records = source_records(cut_stream(make_stream(plan), cut))
     rng = Random(seed)  # noqa: S311 (test data)
     rate = rng.choice([0.05, 0.3])
-    commits = {offset for offset in range(len(records)) if rng.random() < 0.3}
-    restarts = {offset for offset in range(len(records)) if rng.random() < rate}
+    numbers = range(3 * len(records))
+    commits = {number for number in numbers if rng.random() < 0.3}
+    restarts = {number for number in numbers if rng.random() < rate}
     assert roll_up(records, CONFIG, commits=commits, restarts=restarts) == roll_up(records, CONFIG)
 
 

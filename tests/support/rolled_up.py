@@ -157,39 +157,33 @@ def roll_up(
     Args:
         records: With offsets 0, 1, …
         config: Declared windows.
-        commits: Offsets before which a commit happens.
-        restarts: Offsets before which, after a commit, the engine is replaced by a new one that
-            reads again from `replay_from`.
+        commits: Numbers of records read (again or not) before which a commit happens.
+        restarts: The same for engines that are replaced by a new one, which reads again from the
+            last commit's `replay_from`.
     """
     emissions: list[Emission] = []
     finisher = WindowFinisher()
     engine = Engine(config, {})
     partition = engine.partition(PARTITION, "live")
-    offset = 0
-    restarted: set[int] = set()
-    while offset < len(records):
-        if offset in restarts and offset not in restarted:
-            restarted.add(offset)
-            engine.touch(PARTITION)
-            emissions.append(_taken(engine, finisher))
-            engine = Engine(config, {p.partition: p for p in emissions[-1].progress})
+    number = 0
+    while partition.next_offset < len(records):
+        if number in commits:
+            emissions += _taken(engine, finisher)
+        if number in restarts:
+            last = emissions[-1].progress if emissions else ()
+            engine = Engine(config, {progress.partition: progress for progress in last})
             partition = engine.partition(PARTITION, "live")
-            offset = partition.next_offset
-        elif offset in commits and offset not in restarted:
-            engine.touch(PARTITION)
-            emissions.append(_taken(engine, finisher))
-        partition.process(records[offset])
-        offset += 1
+        partition.process(records[partition.next_offset])
+        engine.touch(PARTITION)
+        number += 1
     partition.seal()
-    engine.touch(PARTITION)
-    emissions.append(_taken(engine, finisher))
+    emissions += _taken(engine, finisher)
     return outcome_of(emissions)
 
 
-def _taken(engine: Engine, finisher: WindowFinisher) -> Emission:
+def _taken(engine: Engine, finisher: WindowFinisher) -> list[Emission]:
     unfinished = engine.take()
-    assert unfinished is not None
-    return unfinished.finish(finisher)
+    return [] if unfinished is None else [unfinished.finish(finisher)]
 
 
 def windows_of_panes(

@@ -257,7 +257,6 @@ def _from_file(path: Path) -> dict[str, object]:
     return found
 
 
-
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     by_variable = {setting.variable: setting.name for setting in SETTINGS}
     return {

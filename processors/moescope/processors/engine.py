@@ -66,12 +66,16 @@ class Engine:
         self._touched.add(name)
 
     def take(self) -> UnfinishedEmission | None:
-        """Everything since the last call, or None when there is nothing."""
-        if not self._touched:
+        """Everything since the last call, or None when there is nothing.
+
+        A partition that is still rebuilding its memory stays where its last commit left it.
+        """
+        ready = {name for name in self._touched if not self.partitions[name].replaying}
+        if not ready:
             return None
         progress, groups, deltas, references = [], [], [], []
         batches, dead_letters, nodes = [], [], []
-        for name in sorted(self._touched):
+        for name in sorted(ready):
             moved, output, statuses = self.partitions[name].take()
             progress.append(moved)
             groups += output.groups
@@ -80,7 +84,7 @@ class Engine:
             batches += output.batches
             dead_letters += output.dead_letters
             nodes += statuses
-        self._touched.clear()
+        self._touched -= ready
         emission = Emission(
             progress=tuple(progress),
             deltas=tuple(merge_deltas(deltas)),

@@ -54,6 +54,9 @@ class Partition:
         name, domain: the partition and its watermark domain.
         config: declared windows.
         progress: where the last commit stood, or None.
+
+    Attributes:
+        replaying: Memory is still being rebuilt: nothing may be committed.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Partition:
         self._emitted_to = 0
         if progress is not None:
             self._restore(progress)
-        self._replaying = self.next_offset < self._emitted_to
+        self.replaying = self.next_offset < self._emitted_to
 
     @property
     def watermark_us(self) -> int:
@@ -124,8 +127,8 @@ class Partition:
 
     def pass_gap(self, gap: SourceGap, append_time_us: int = NO_TIME) -> None:
         """Note offsets that can never be read: visible, and the stream goes on."""
-        self.catch_up(gap.first)
         live = gap.end > self._emitted_to
+        self.catch_up(self._emitted_to if live else gap.first)
         self.next_offset = gap.end
         if live:
             self._output.dead_letters.append(
@@ -141,7 +144,7 @@ class Partition:
 
     def seal(self) -> None:
         """The partition was read to its sealed end: everything closes."""
-        self.catch_up(self.next_offset)
+        self.catch_up(max(self.next_offset, self._emitted_to))
         for lane in self._lanes.values():
             lane.seal(live=True)
         # The watermark stays where it was: reasons for closing must not depend on whether the
@@ -150,9 +153,9 @@ class Partition:
 
     def catch_up(self, offset: int) -> None:
         """Leave replay when `offset` is the first record that was not committed yet."""
-        if not self._replaying or offset < self._emitted_to:
+        if not self.replaying or offset < self._emitted_to:
             return
-        self._replaying = False
+        self.replaying = False
         for key, saved in self._saved.items():
             self._lane_of(key).finish_replay(saved, self.watermark_us)
         for key, lane in self._lanes.items():
