@@ -158,6 +158,7 @@ def test_the_demo_sees_every_token(small_demo: tuple[Path, dict[str, Any]]) -> N
     assert result["processed"]["dead_letters"] == 0
     assert {row["window_kind"] for row in result["windows"]} == {"token", "time", "task"}
     assert {incident["name"] for incident in result["planted"]} >= {"hot_expert"}
+    assert all(incident["nodes"] for incident in result["planted"])
     assert result["worst"]["token windows of 128"]
 
 
