@@ -51,6 +51,12 @@ def _text(value: object) -> str:
     return value
 
 
+def _path(value: object) -> str:
+    if not _text(value).strip():
+        raise ValueError("expected a path")
+    return _text(value)
+
+
 def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -117,7 +123,7 @@ _SECOND = 1_000_000
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        "data.directory", _text, "moescope-data", "path",
+        "data.directory", _path, "moescope-data", "path",
         "Where the batch logs, the store file and the Parquet export live.",
     ),
     Setting(
@@ -138,7 +144,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("scopes.scene", _boolean, True, "boolean", "Also form time windows per scene."),
     Setting(
         "scopes.limit", _integer(1, 10_000), 256, "integer",
-        "Most distinct nodes that get time windows of their own; more are left out, counted.",
+        "Most nodes of a partition that get time windows of their own; further ones get none.",
     ),
     Setting(
         "store.token_row_budget", _integer(1), 600_000, "rows per minute",
@@ -169,10 +175,6 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "log.byte_cap", _integer(1 << 20), 8 << 30, "bytes",
         "Largest size of one partition's batch log.",
-    ),
-    Setting(
-        "ring.bytes", _integer(1 << 16), 256 << 20, "bytes",
-        "Size of the ring between the recorder and the agent.",
     ),
 )  # fmt: skip
 

@@ -165,6 +165,7 @@ class LaneOutput:
         """Take task pieces."""
         for index, task in enumerate(tasks):
             piece = pieces[index]
+            seen = int(piece["seen"])
             self._deltas.append(
                 SharedDelta(
                     lane=self._key,
@@ -175,7 +176,8 @@ class LaneOutput:
                     pane=int(piece["minute"]) * MINUTE_US,
                     counts=counts[index].reshape(self._shape),
                     dropped=told_drops(dropped[index]),
-                    seen=int(piece["seen"]),
+                    seen=seen,
+                    scene_tokens={self._scene_name(int(piece["scene"])): seen} if seen else {},
                     task=task,
                     first_time_us=int(piece["first_time"]),
                     last_time_us=int(piece["last_time"]),
@@ -215,10 +217,10 @@ class LaneOutput:
                         scene_tokens,
                     )
                 )
-        steps: dict[tuple[int, int], list[Pane]] = {}
+        steps: dict[tuple[int, int], list[tuple[int, Pane]]] = {}
         for key, pane in self._step_panes.drain():
-            steps.setdefault((key.number, key.phase), []).append(pane)
-        for (number, phase), panes in steps.items():
+            steps.setdefault((key.number, key.phase), []).append((key.scene, pane))
+        for (number, phase), parts in steps.items():
             self._deltas.append(
                 self._pane_delta(
                     WindowKind.STEP,
@@ -226,8 +228,8 @@ class LaneOutput:
                     ScopeKind.ALL,
                     "",
                     number * self._config.step_pane,
-                    _sum_panes(panes),
-                    {},
+                    _sum_panes([pane for _, pane in parts]),
+                    self._by_scene(parts),
                 )
             )
 
@@ -259,10 +261,18 @@ class LaneOutput:
             scene_tokens=scene_tokens,
         )
 
+    def _by_scene(self, parts: list[tuple[int, Pane]]) -> dict[str, int]:
+        tokens: dict[str, int] = {}
+        for scene, pane in parts:
+            if scene != NONE:
+                name = self._scene_name(scene)
+                tokens[name] = tokens.get(name, 0) + pane.seen
+        return tokens
+
     def _scopes(
         self, node: str, total: Pane, parts: list[tuple[int, Pane]]
     ) -> Iterator[tuple[ScopeKind, str, Pane, dict[str, int]]]:
-        by_scene = {self._scene_name(scene): pane.seen for scene, pane in parts if scene != NONE}
+        by_scene = self._by_scene(parts)
         yield ScopeKind.ALL, "", total, by_scene
         if self._config.node_scope and self._has_node_scope(node):
             yield ScopeKind.NODE, node, total, by_scene

@@ -134,6 +134,7 @@ def flush_task(
     state = slots[slot]
     piece = pieces[n[N_TASKS]]
     piece["task"] = state["task"]
+    piece["scene"] = state["scene"]
     piece["phase"] = state["task_phase"]
     piece["minute"] = state["task_minute"]
     piece["seen"] = state["task_seen"]
@@ -386,6 +387,7 @@ def plan(
         minute = 0 if time == NO_TIME else time // MINUTE_US
         if state["task_seen"] > 0 and (
             state["task"] != tasks[r]
+            or state["scene"] != scenes[r]
             or state["task_phase"] != now_phase
             or state["task_minute"] != minute
         ):

@@ -95,6 +95,7 @@ CLOSED = np.dtype(
 TASK_PIECE = np.dtype(
     [
         ("task", "i8"),
+        ("scene", "i8"),
         ("phase", "i8"),
         ("minute", "i8"),
         ("seen", "i8"),
