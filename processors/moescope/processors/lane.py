@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +11,20 @@ from moescope.core.clock import NO_TIME
 from moescope.core.vocabulary import (
     MAX_SCENES,
     OTHER_SCENE,
-    UNCOUNTED_FLAGS,
     UNKNOWN_SCENE,
-    Phase,
-    RowFlag,
 )
 from moescope.processors.kernels.advance import close_due, flush_tasks, seal_slots
 from moescope.processors.kernels.apply import apply_ops
 from moescope.processors.kernels.count import count_dropped, count_rows, mark_identical
-from moescope.processors.kernels.plan import (
+from moescope.processors.kernels.plan import STALE_ROW, plan
+from moescope.processors.kernels.records import (
+    AGE_US,
+    CELL,
+    CLOSED,
+    COUNTABLE,
     COUNTERS,
+    FORGET_US,
+    MINUTE_US,
     N_ACCEPTED,
     N_CELLS,
     N_CLOSED,
@@ -31,17 +34,6 @@ from moescope.processors.kernels.plan import (
     N_ROW,
     N_STALE,
     N_TASKS,
-    STALE_ROW,
-    plan,
-)
-from moescope.processors.kernels.records import (
-    AGE_US,
-    CELL,
-    CLOSED,
-    CONTEXT,
-    COUNTABLE,
-    FORGET_US,
-    MINUTE_US,
     NONE,
     SILENCE_US,
     SKIPPED,
@@ -50,13 +42,14 @@ from moescope.processors.kernels.records import (
 from moescope.processors.lane_output import LaneOutput
 from moescope.processors.panes import UNKNOWN_DROPS
 from moescope.processors.request_slots import RequestSlots
+from moescope.processors.rows import RowAccount, classify_rows, phase_anchors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from moescope.core.batch import Requests, RoutingBatch
+    from moescope.core.batch import RoutingBatch
     from moescope.core.emission import LaneKey
     from moescope.processors.config import WindowConfig
     from moescope.processors.row_sampling import RowSampling
@@ -64,24 +57,6 @@ if TYPE_CHECKING:
 CELL_BYTES = 16 << 20
 MOST_CELLS = 2048
 ALL_ZERO_ROWS = 64
-_IS_UNCOUNTED = np.isin(np.arange(256), (int(Phase.WARMUP), int(Phase.DRAFT)))
-
-
-@dataclass(slots=True)
-class RowAccount:
-    """What became of a record's rows."""
-
-    rows: int = 0
-    accepted: int = 0
-    context: int = 0
-    padding: int = 0
-    recomputed: int = 0
-    stale: int = 0
-    late: int = 0
-    uncounted_phase: int = 0
-    suspicious_pairs: int = 0
-    reasons: tuple[str, ...] = ()
-    stale_rows: tuple[int, ...] = ()
 
 
 class Lane:
@@ -136,7 +111,7 @@ class Lane:
         tokens, routes = batch.tokens, batch.routes
         assert tokens is not None  # noqa: S101 (narrowing; the batch was validated)
         assert routes is not None  # noqa: S101
-        account, status = _classify(tokens.phase, tokens.flags)
+        account, status = classify_rows(tokens.phase, tokens.flags)
         status[list(stale)] = SKIPPED
         total = len(tokens)
         identical = np.zeros(total, np.bool_)
@@ -183,7 +158,7 @@ class Lane:
         account = RowAccount()
         blocks = batch.token_blocks
         if blocks is not None and len(blocks):
-            account, status = _classify(blocks.phase, blocks.flags, blocks.tokens)
+            account, status = classify_rows(blocks.phase, blocks.flags, blocks.tokens)
             status[list(stale)] = SKIPPED
             total = len(blocks)
             times = blocks.first_time_us
@@ -527,45 +502,3 @@ def _numbers(
 ) -> NDArray[np.int64]:
     """Numbers of names; `number` is asked for those that are not known, and notes them."""
     return np.array([known[name] if name in known else number(name) for name in names], np.int64)
-
-
-def phase_anchors(requests: Requests) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Where token windows of each phase start.
-
-    Returns:
-        Anchors int64 [R, phases] = max(phase start, cached tokens), and bool [R, phases]: the
-        phase has no anchor (decode with an unknown start), so it forms no token windows.
-    """
-    starts = requests.phase_starts.astype(np.int64)
-    unanchored = np.zeros(starts.shape, np.bool_)
-    for phase in (Phase.DECODE, Phase.EVAL):
-        unanchored[:, phase] = starts[:, phase] < 0
-    anchors = np.maximum(np.maximum(starts, 0), requests.cached_tokens[:, None].astype(np.int64))
-    return anchors, unanchored
-
-
-def _classify(
-    phase: NDArray[np.uint8], flags: NDArray[np.uint8], tokens: NDArray[np.int32] | None = None
-) -> tuple[RowAccount, NDArray[np.uint8]]:
-    uncounted = _IS_UNCOUNTED[phase]
-    status = np.full(len(phase), COUNTABLE, np.uint8)
-    if not (flags & int(UNCOUNTED_FLAGS)).any() and not uncounted.any():
-        return RowAccount(rows=len(phase) if tokens is None else int(tokens.sum())), status
-    weight = np.ones(len(phase), np.int64) if tokens is None else tokens
-    context = (flags & RowFlag.CONTEXT) != 0
-    padding = ~context & ((flags & RowFlag.PADDING) != 0)
-    recomputed = ~context & ~padding & ((flags & RowFlag.RECOMPUTED) != 0)
-    uncounted &= (flags & int(UNCOUNTED_FLAGS)) == 0
-    status[padding | recomputed | uncounted] = SKIPPED
-    status[context] = CONTEXT
-    account = RowAccount(
-        rows=int(weight.sum()),
-        context=int(weight[context].sum()),
-        padding=int(weight[padding].sum()),
-        recomputed=int(weight[recomputed].sum()),
-        uncounted_phase=int(weight[uncounted].sum()),
-    )
-    return account, status
-
-
-__all__ = ["Lane", "RowAccount", "phase_anchors"]

@@ -18,9 +18,10 @@ from moescope.core.emission import (
 from moescope.core.vocabulary import Phase
 from moescope.core.wire import BatchDecodeError, decode_batch
 from moescope.processors.kernels.records import PANE_US
-from moescope.processors.lane import Lane, RowAccount
+from moescope.processors.lane import Lane
 from moescope.processors.nodes import NodeTable, Sighting, is_skewed
 from moescope.processors.row_sampling import RowSampling
+from moescope.processors.rows import RowAccount
 from moescope.processors.state_codec import pack_state, unpack_state
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moescope.processors.kernels.plan import forget
 from moescope.processors.kernels.records import NO_TIME, NONE, SLOT, SPEC, WINDOW
+from moescope.processors.kernels.transitions import forget
 from moescope.processors.row_sampling import keep_hash
 
 if TYPE_CHECKING:

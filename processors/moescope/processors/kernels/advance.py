@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moescope.processors.compilation import compiled
-from moescope.processors.kernels.plan import _close, close_all, flush_task
 from moescope.processors.kernels.records import AGE, AGE_US, NO_TIME, SEALED, SILENCE, SILENCE_US
+from moescope.processors.kernels.transitions import close_all, close_window, flush_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,9 @@ def close_due(
             for accumulator in range(base, base + specs[spec]["overlap"]):
                 window = windows[slot, accumulator]
                 if window["open"] and window["first_time"] + AGE_US <= watermark:
-                    _close(slots, windows, specs, slot, spec, accumulator, AGE, closed, ops, n)
+                    close_window(
+                        slots, windows, specs, slot, spec, accumulator, AGE, closed, ops, n
+                    )
 
 
 @compiled

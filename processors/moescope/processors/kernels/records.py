@@ -134,3 +134,7 @@ COUNTABLE, SKIPPED, CONTEXT = 0, 1, 2
 
 FLAG_LAST_OF_REQUEST = 8
 FLAG_LAST_OF_TASK = 16
+
+N_ROW, N_CELLS, N_CLOSED, N_TASKS, N_OPS, N_STALE, N_LATE, N_ACCEPTED, N_IDENTICAL = range(9)
+COUNTERS = 9
+"""Places in the array of counters that a kernel fills; `N_ROW` is the row to go on with."""
