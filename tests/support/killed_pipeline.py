@@ -23,8 +23,10 @@ from support.streams import NATURAL, Plan, cut_stream, make_stream, source_recor
 
 from moescope.processors import pipeline
 
-LONGEST_LIFE_S = 1.6
-"""About as long as opening the store and ten commits."""
+COMMITS_BEFORE = (0, 0, 1, 1, 2, 4)
+"""After how many commits a process is killed, one of these: often before the first."""
+LONGEST_WAIT_S = 0.3
+"""And that long afterwards: somewhere in the next commit or two."""
 
 
 def compile_kernels() -> None:
@@ -32,27 +34,37 @@ def compile_kernels() -> None:
     roll_up(source_records(cut_stream(make_stream(Plan(seed=1, passes=8)), NATURAL)), CONFIG)
 
 
-def start(folder: Path) -> int:
-    """Fork a process that rolls a folder's log up; gives its id."""
+def start(folder: Path) -> tuple[int, int]:
+    """Fork a process that rolls a folder's log up; gives its id, and a pipe of its commits."""
+    commits, report = os.pipe()
     process = os.fork()
     if process:
-        return process
+        os.close(report)
+        return process, commits
     try:
-        roll_up_logs(folder / "log", folder / "store.duckdb")
+        roll_up_logs(folder / "log", folder / "store.duckdb", on_commit=lambda _: _tell(report))
     except BaseException:  # noqa: BLE001 (the process ends here whatever happened)
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
+def _tell(report: int) -> None:
+    os.write(report, b".")
+
+
 def kill_until_done(folder: Path, chance: random.Random) -> int:
     """Start and kill until a process reaches the end of the log; gives the number killed."""
     killed = 0
     while True:
-        process = start(folder)
-        time.sleep(chance.random() * LONGEST_LIFE_S)
+        process, commits = start(folder)
+        left = chance.choice(COMMITS_BEFORE)
+        while left and os.read(commits, 1):
+            left -= 1
+        time.sleep(chance.random() * LONGEST_WAIT_S)
         os.kill(process, signal.SIGKILL)
         status = os.waitpid(process, 0)[1]
+        os.close(commits)
         if os.WIFSIGNALED(status):
             killed += 1
         elif os.WEXITSTATUS(status):

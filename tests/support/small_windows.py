@@ -12,7 +12,10 @@ from moescope.storage.shared import WindowShapes
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from moescope.processors.pipeline import PipelineTotals
 
 CONFIG = WindowConfig(
     token=((4, 4), (8, 8), (16, 8)),
@@ -27,7 +30,12 @@ def open_store(path: Path) -> Store:
     return Store(path, WindowFinisher(), WindowShapes(CONFIG.time, CONFIG.step))
 
 
-def roll_up_logs(logs: Path, store_file: Path, commit_records: int = 1) -> None:
+def roll_up_logs(
+    logs: Path,
+    store_file: Path,
+    commit_records: int = 1,
+    on_commit: Callable[[PipelineTotals], None] | None = None,
+) -> None:
     """Roll all partitions below `logs` up into a store, in small commits, until nothing is left."""
     with BatchLogSource(logs) as source, open_store(store_file) as store:
         Pipeline(
@@ -37,4 +45,5 @@ def roll_up_logs(logs: Path, store_file: Path, commit_records: int = 1) -> None:
             CONFIG,
             commit_interval=60.0,
             commit_records=commit_records,
+            on_commit=on_commit,
         ).run(until_idle=True)
