@@ -93,5 +93,7 @@ class IntervalWindows:
 
 def _reason(span: WindowSpan, clock: DomainClock) -> CloseReason:
     if not is_closed(span, clock):
-        return CloseReason.SEALED if clock.sealed else CloseReason.STEP_PASSED
+        # No step or watermark got there: whoever would have shown one was sealed, in this commit
+        # or, of training, in an earlier one.
+        return CloseReason.SEALED
     return CloseReason.WATERMARK if span.series.kind is WindowKind.TIME else CloseReason.STEP_PASSED
