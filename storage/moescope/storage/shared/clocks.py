@@ -82,16 +82,18 @@ def advance_clock(
         )
     else:
         shown = NO_TIME
-    steps = [
-        partition.step_low
-        for partition in running or partitions
-        if partition.step_low != END_OF_TIME
-    ]
+    training = [partition for partition in running if partition.step_low != END_OF_TIME]
+    trained = [partition.step_low for partition in partitions if partition.step_low != END_OF_TIME]
+    if training:
+        steps = min(partition.step_low for partition in training)
+    else:
+        # The same whether the last steps and the seal came in one commit or in two.
+        steps = max(trained, default=NO_STEP)
     return DomainClock(
         reached_us=max(before.reached_us, _finite(shown)),
-        step_reached=max(before.step_reached, min(steps, default=NO_STEP)),
+        step_reached=max(before.step_reached, steps),
         sealed=sealed,
-        training_ended=not steps,
+        training_ended=not training,
     )
 
 
