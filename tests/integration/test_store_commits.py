@@ -84,7 +84,7 @@ def token_group(windows: int = 2, **changes: object) -> WindowGroup:
         "scene": ["chat"] * windows, "node": ["n"] * windows,
         "seen": np.full(windows, 128), "expected": np.full(windows, 128),
         "lost": np.zeros(windows, np.int64), "unknown_gap": np.zeros(windows, bool),
-        "cached": np.full(windows, 3), "requests": np.ones(windows, np.int64),
+        "requests": np.ones(windows, np.int64),
         "close_reason": [CloseReason.COMPLETE] * windows, "complete": np.ones(windows, bool),
         "weight": np.ones(windows), "row_version": np.ones(windows, np.int32),
         "counts": counts.reshape(windows, len(LAYERS), EXPERTS),
@@ -112,7 +112,7 @@ def test_a_token_window_becomes_a_row_per_layer(store: Store) -> None:
     store.apply(with_windows(RowProcessor().emission([EMPTY_RECORD]), token_group()))
     rows = rows_of(
         store,
-        "SELECT request, layer, counts, tokens, seen, expected, cached, coverage, complete, span,"
+        "SELECT request, layer, counts, tokens, seen, expected, coverage, complete, span,"
         " start, start_time, epoch_us(close_time), dropped, hot_load_share, topk_load_share,"
         " close_reason, weight, node, scene, task, level, level_reason, warn_metrics,"
         " trailing_reference, threshold_version, model, origin, experts, top_k"
@@ -122,7 +122,7 @@ def test_a_token_window_becomes_a_row_per_layer(store: Store) -> None:
     assert rows == [
         (
             f"q{window}", layer, counts[window, number].tolist(),
-            int(counts[window, number].sum()), 128, 128, 3, 1.0, True, 128, 0, None, BASE + 7, 0,
+            int(counts[window, number].sum()), 128, 128, 1.0, True, 128, 0, None, BASE + 7, 0,
             float(counts[window, number].max()), None, "complete", 1.0, "n", "chat", "t",
             "insufficient", "no calibrated threshold", [], None, None, "m", "model", EXPERTS, 1,
         )

@@ -150,7 +150,7 @@ def test_coverage_is_unknown_when_a_gap_is(database: duckdb.DuckDBPyConnection) 
         for layer in (0, 1):
             insert(
                 database, "windows", **SERIES, layer=layer, start=start, seen=1, expected=2,
-                lost=1, cached=0, complete=False, coverage=coverage,
+                lost=1, complete=False, coverage=coverage,
                 close_time=f"2026-01-01 00:{minute:02}:30",
             )  # fmt: skip
     rows = database.execute(

@@ -62,7 +62,6 @@ class WindowGroup:
         request, task, scene, node: [W] names; empty strings where they do not apply.
         seen: int64 [W] accepted rows. expected: int64 [W].
         lost: int64 [W] rows known to be lost. unknown_gap: bool [W], a gap of unknown length.
-        cached: int64 [W], positions never computed.
         requests: int64 [W].
         close_reason: [W].
         complete: bool [W].
@@ -92,7 +91,6 @@ class WindowGroup:
     expected: NDArray[np.int64]
     lost: NDArray[np.int64]
     unknown_gap: NDArray[np.bool_]
-    cached: NDArray[np.int64]
     requests: NDArray[np.int64]
     close_reason: Sequence[CloseReason]
     complete: NDArray[np.bool_]

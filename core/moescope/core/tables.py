@@ -85,7 +85,6 @@ def _windows() -> Table:
             Column("seen", "BIGINT", "Rows accepted."),
             Column("expected", "BIGINT", "Rows that should have been seen."),
             Column("lost", "BIGINT", "Rows known to be lost."),
-            Column("cached", "BIGINT", "Positions that were never computed (prefix cache)."),
             Column(
                 "coverage", "DOUBLE", "seen / expected; null: a gap of unknown length.",
                 nullable=True,
@@ -123,7 +122,7 @@ def _windows() -> Table:
             "sampling_ratio", "lane",
         ),
         exported=True,
-        retention="by level; until then all rows",
+        retention="until the file is replaced; nothing deletes it yet",
         time_column="close_time",
     )  # fmt: skip
 
@@ -165,7 +164,7 @@ _METRIC_HISTOGRAMS = Table(
         "band", "metric",
     ),
     exported=True,
-    retention="longer than windows",
+    retention="until the file is replaced; nothing deletes it yet",
     time_column="minute",
 )  # fmt: skip
 
@@ -218,7 +217,7 @@ _REFERENCES = Table(
     ),
     key=("reference_id",),
     exported=True,
-    retention="as long as windows that name them",
+    retention="until the file is replaced; nothing deletes it yet",
     time_column="effective_from",
     revised=False,
 )
@@ -311,7 +310,7 @@ _BATCHES = Table(
     ),
     key=("partition", "log_offset"),
     exported=True,
-    retention="30 days",
+    retention="until the file is replaced; nothing deletes it yet",
     time_column="append_time",
     revised=False,
 )
@@ -330,7 +329,7 @@ _DEAD_LETTERS = Table(
     ),
     key=("partition", "log_offset"),
     exported=True,
-    retention="30 days",
+    retention="until the file is replaced; nothing deletes it yet",
     time_column="append_time",
     revised=False,
 )
@@ -344,7 +343,7 @@ _TOKEN_WINDOW_KEYS = Table(
     ),
     key=("key_hash",),
     exported=False,
-    retention="as windows",
+    retention="until the file is replaced; nothing deletes it yet",
     time_column="close_time",
     revised=False,
     indexed=True,

@@ -163,7 +163,6 @@ _COVERAGE = View(
         sum(w.seen)::BIGINT AS seen,
         sum(w.expected)::BIGINT AS expected,
         sum(w.lost)::BIGINT AS lost,
-        sum(w.cached)::BIGINT AS cached,
         CASE WHEN count(*) = count(w.coverage) THEN sum(w.seen) / sum(w.expected) END AS coverage
     FROM windows w JOIN lanes USING (lane)
     WHERE w.layer = lanes.layers[1]
@@ -184,7 +183,6 @@ _COVERAGE = View(
         ("seen", "Rows accepted in stored windows."),
         ("expected", "Rows that should have been seen."),
         ("lost", "Rows known to be lost."),
-        ("cached", "Positions that were never computed."),
         ("coverage", "seen / expected; null: at least one gap of unknown length."),
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from moescope.processors.kernels.records import (
 from moescope.processors.lane_output import LaneOutput
 from moescope.processors.panes import UNKNOWN_DROPS
 from moescope.processors.request_slots import RequestSlots
-from moescope.processors.rows import RowAccount, classify_rows, phase_anchors
+from moescope.processors.rows import RowAccount, classify_rows, counts_that_add_up, phase_anchors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from moescope.core.emission import LaneKey
     from moescope.processors.config import WindowConfig
     from moescope.processors.row_sampling import RowSampling
+    from moescope.processors.traffic_mix import Mix
 
 CELL_BYTES = 16 << 20
 MOST_CELLS = 2048
@@ -117,7 +119,7 @@ class Lane:
         identical = np.zeros(total, np.bool_)
         mark_identical(routes.gaps, tokens.request, tokens.position, identical)
         # A context row would carry a run over from the batch before, which a replay may not read.
-        identical[1:] &= status[:-1] == COUNTABLE
+        identical[1:] &= status[:-1] != SKIPPED
         times = tokens.event_time_us
         if times is None:
             times = np.full(total, NO_TIME, np.int64)
@@ -165,7 +167,11 @@ class Lane:
             first = np.full(total, NO_TIME, np.int64) if times is None else times
             last = first if blocks.last_time_us is None else blocks.last_time_us
             width = self._layers * self._experts
-            source = blocks.counts.reshape(total, width)
+            adding_up, wrong = counts_that_add_up(blocks.counts, blocks.tokens, self.key.top_k)
+            source = adding_up.reshape(total, width)
+            if wrong:
+                account.suspicious_pairs += wrong
+                account.reasons += ("counts_mismatch",)
 
             def count(
                 begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint32],
@@ -190,7 +196,12 @@ class Lane:
                 cell_counts=np.zeros((self._most_cells, width), np.uint32), with_panes=False,
             )  # fmt: skip
         if batch.time_blocks is not None and live:
-            self.output.add_time_blocks(batch.time_blocks, batch.header.node, self._scene)
+            seconds = batch.time_blocks
+            adding_up, wrong = counts_that_add_up(seconds.counts, seconds.tokens, self.key.top_k)
+            if wrong:
+                account.reasons += ("counts_mismatch",)
+                seconds = replace(seconds, counts=adding_up)
+            self.output.add_time_blocks(seconds, batch.header.node, self._scene)
         return account
 
     def _run(
@@ -307,6 +318,13 @@ class Lane:
                 pieces, piece_counts, piece_dropped,
                 [self._task_names[task] for task in pieces["task"].tolist()],
             )  # fmt: skip
+
+    def add_lost(self, lost: Mix, node: str, panes: Sequence[int], *, unknown_gap: bool) -> None:
+        """Note rows that will never arrive, by phase and scene."""
+        for (phase, scene), rows in lost.items():
+            self.output.add_lost(
+                phase, self._scene(scene), node, panes, rows, unknown_gap=unknown_gap
+            )
 
     # ---- what time brings ----------------------------------------------------------------
 

@@ -132,11 +132,17 @@ class LaneOutput:
             )
 
     def add_lost(
-        self, phase: int, node: str, panes: Sequence[int], lost: int, *, unknown_gap: bool
+        self,
+        phase: int,
+        scene: int,
+        node: str,
+        panes: Sequence[int],
+        lost: int,
+        *,
+        unknown_gap: bool,
     ) -> None:
         """Spread rows that will never arrive evenly over the panes they belong to."""
         share, rest = divmod(lost, len(panes))
-        scene = NONE
         for index, pane in enumerate(panes):
             row = self._time_panes.row(PaneKey(pane, phase, scene, node))
             self._time_panes.add_lost(row, share + (index < rest), unknown_gap=unknown_gap)
@@ -332,7 +338,6 @@ class LaneOutput:
                 expected=part["expected"],
                 lost=np.maximum(part["expected"] - part["seen"], 0),
                 unknown_gap=np.zeros(len(rows), np.bool_),
-                cached=np.zeros(len(rows), np.int64),
                 requests=np.ones(len(rows), np.int64),
                 close_reason=[_REASONS[reason] for reason in part["reason"].tolist()],
                 complete=complete,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
+
+if TYPE_CHECKING:
+    from moescope.processors.traffic_mix import Mix
 
 SEQUENCE_WINDOW = 4096
 BEHIND_US = 10_000_000
 SKEW_US = 60_000_000
 REMEMBERED_INCARNATIONS = 8
+RETIRED_INCARNATIONS = 4096
 _MASK = (1 << SEQUENCE_WINDOW) - 1
 
 
@@ -70,14 +74,24 @@ class Node:
     lost_rows: int = 0
     gaps: int = 0
     incarnations: dict[int, Incarnation] = field(default_factory=dict)
+    retired: list[int] = field(default_factory=list)
+    mix: Mix = field(default_factory=dict)
 
-    def incarnation(self, number: int) -> Incarnation:
-        """State of a boot id; the longest-unused one goes when there are too many."""
-        known = self.incarnations.pop(number, None) or Incarnation()
-        self.incarnations[number] = known
+    def sight(self, incarnation: int, sequence: int) -> tuple[Sighting, int]:
+        """Record a batch's identity; see :meth:`Incarnation.sight`.
+
+        Of the boots longest out of use only the number is kept: their batches are too old to
+        tell whether they are new.
+        """
+        if incarnation in self.retired:
+            return Sighting.TOO_OLD, 0
+        known = self.incarnations.pop(incarnation, None) or Incarnation()
+        self.incarnations[incarnation] = known
         while len(self.incarnations) > REMEMBERED_INCARNATIONS:
-            del self.incarnations[next(iter(self.incarnations))]
-        return known
+            oldest = next(iter(self.incarnations))
+            del self.incarnations[oldest]
+            self.retired = [*self.retired, oldest][-RETIRED_INCARNATIONS:]
+        return known.sight(sequence)
 
 
 class NodeTable:
@@ -139,6 +153,8 @@ class NodeTable:
                     "highest_step": node.highest_step,
                     "lost_rows": node.lost_rows,
                     "gaps": node.gaps,
+                    "retired": node.retired,
+                    "mix": [[phase, scene, rows] for (phase, scene), rows in node.mix.items()],
                     "incarnations": [
                         [number, known.high, f"{known.seen:x}"]
                         for number, known in node.incarnations.items()
@@ -163,6 +179,8 @@ class NodeTable:
                     number: Incarnation(high, int(seen, 16))
                     for number, high, seen in saved["incarnations"]
                 },
+                list(saved["retired"]),
+                {(phase, scene): rows for phase, scene, rows in saved["mix"]},
             )
             for saved in state["nodes"]
         }

@@ -15,7 +15,7 @@ from moescope.core.emission import (
     NodeStatus,
     PartitionProgress,
 )
-from moescope.core.vocabulary import Phase
+from moescope.core.vocabulary import IdSpace, Phase
 from moescope.core.wire import BatchDecodeError, decode_batch
 from moescope.processors.kernels.records import PANE_US
 from moescope.processors.lane import Lane
@@ -23,6 +23,7 @@ from moescope.processors.nodes import NodeTable, Sighting, is_skewed
 from moescope.processors.row_sampling import RowSampling
 from moescope.processors.rows import RowAccount
 from moescope.processors.state_codec import pack_state, unpack_state
+from moescope.processors.traffic_mix import mix_of, spread
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,7 +74,6 @@ class Partition:
         self._skipped: list[int] = []
         self._stale_rows: dict[int, list[int]] = {}
         self._recent: deque[tuple[int, int]] = deque()
-        self._latest_time = NO_TIME
         self._saved: dict[LaneKey, dict[str, Any]] = {}
         self.sealed = False
         self.next_offset = 0
@@ -106,25 +106,32 @@ class Partition:
         node = self._nodes.node(header.node)
         missing = 0
         if live:
-            sighting, missing = node.incarnation(header.incarnation).sight(header.sequence)
+            sighting, missing = node.sight(header.incarnation, header.sequence)
             if sighting is not Sighting.NEW:
                 self._skip(record, batch, sighting)
                 return
         skewed = is_skewed(header.encoded_at_us, record.append_time_us)
-        account = RowAccount()
         if live:
             self._account_lost(node, batch, missing)
-        if not batch.is_heartbeat:
-            self._note_times(record.offset, batch)
-            stale = [] if live else self._stale_rows.get(record.offset, [])
-            account = self._lane(header).roll_up(batch, record.offset, live=live, stale=stale)
-            if live and account.stale_rows:
-                self._stale_rows[record.offset] = list(account.stale_rows)
+        account = self._roll_up(batch, record.offset, live=live)
         if live:
             self._note_steps(node, batch)
+            node.mix = mix_of(batch) or node.mix
             self._nodes.note_time(node, header.watermark_us, skewed=skewed)
             self._account(record, batch, account, missing, skewed=skewed)
             self._advance()
+
+    def _roll_up(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
+        if batch.is_heartbeat:
+            return RowAccount()
+        if batch.header.id_space is IdSpace.PHYSICAL:
+            # A physical id names a replica: counted as an expert it would be a lie.
+            return RowAccount(rows=_rows(batch), reasons=("physical_ids",))
+        stale = [] if live else self._stale_rows.get(offset, [])
+        account = self._lane(batch.header).roll_up(batch, offset, live=live, stale=stale)
+        if live and account.stale_rows:
+            self._stale_rows[offset] = list(account.stale_rows)
+        return account
 
     def pass_gap(self, gap: SourceGap, append_time_us: int = NO_TIME) -> None:
         """Note offsets that can never be read: visible, and the stream goes on."""
@@ -203,7 +210,9 @@ class Partition:
                 f"Sequence {batch.header.sequence} is too far behind to tell whether it is new.",
             )
         else:
-            self._account(record, batch, RowAccount(), 0, skewed=False, verdict="duplicate")
+            self._account(
+                record, batch, RowAccount(rows=_rows(batch)), 0, skewed=False, verdict="duplicate"
+            )
 
     def _dead_letter(self, record: SourceRecord, reason: str, detail: str) -> None:
         digest = sha256(record.payload).hexdigest()
@@ -280,11 +289,8 @@ class Partition:
         last_pane = end // PANE_US
         first_pane = last_pane if begin == NO_TIME else min(begin // PANE_US, last_pane)
         panes = range(max(first_pane, last_pane - LONGEST_LOST_PANES + 1), last_pane + 1)
-        phase = Phase.PREFILL
-        if batch.tokens is not None and len(batch.tokens):
-            phase = Phase(int(batch.tokens.phase[0]))
-        self._lane(batch.header).output.add_lost(
-            int(phase), node.name, panes, lost, unknown_gap=unknown
+        self._lane(batch.header).add_lost(
+            spread(lost, mix_of(batch) or node.mix), node.name, panes, unknown_gap=unknown
         )
 
     def _note_times(self, offset: int, batch: RoutingBatch) -> None:
@@ -403,6 +409,12 @@ def _first_time(batch: RoutingBatch) -> int:
     if batch.time_blocks is not None and len(batch.time_blocks):
         return int(batch.time_blocks.second_us.min())
     return NO_TIME
+
+
+def _rows(batch: RoutingBatch) -> int:
+    if batch.token_blocks is not None:
+        return int(batch.token_blocks.tokens.sum())
+    return 0 if batch.tokens is None else len(batch.tokens)
 
 
 def _last_time(batch: RoutingBatch) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moescope.processors.kernels.records import NO_TIME, NONE, SLOT, SPEC, WINDOW
+from moescope.processors.kernels.records import NONE, SLOT, SPEC, WINDOW
 from moescope.processors.kernels.transitions import forget
 from moescope.processors.row_sampling import keep_hash
 
@@ -161,12 +161,3 @@ class RequestSlots:
         self.windows[slot, accumulator]["open"] = 0
         self.window_counts[slot, accumulator] = 0
         self.window_dropped[slot, accumulator] = 0
-
-    def drop_task(self, slots: NDArray[np.int64]) -> None:
-        """Throw away task pieces that were already handed out before a restart."""
-        self.slots["task_seen"][slots] = 0
-        self.task_counts[slots] = 0
-        self.task_dropped[slots] = 0
-
-
-__all__ = ["NO_TIME", "RequestSlots"]

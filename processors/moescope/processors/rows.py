@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -77,3 +77,22 @@ def classify_rows(
         uncounted_phase=int(weight[uncounted].sum()),
     )
     return account, status
+
+
+def counts_that_add_up(
+    counts: NDArray[np.uint32], tokens: NDArray[np.integer[Any]], top_k: int
+) -> tuple[NDArray[np.uint32], int]:
+    """Take out the layers whose counts are not tokens × k.
+
+    Args:
+        counts: uint32 [B, L, E].
+        tokens: [B].
+        top_k: k.
+
+    Returns:
+        Counts with zeros where they did not add up, and the number of (row, layer) pairs there.
+    """
+    wrong = counts.sum(axis=2, dtype=np.int64) != tokens[:, None].astype(np.int64) * top_k
+    if not wrong.any():
+        return counts, 0
+    return np.where(wrong[:, :, None], np.uint32(0), counts), int((tokens[:, None] * wrong).sum())

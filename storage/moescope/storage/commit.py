@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.emission import LIVE_DOMAIN
+from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.account_rows import (
     insert_batches,
     insert_dead_letters,
@@ -160,11 +161,26 @@ class Commit:
         """Closed windows with their sums, as many at once as fit into memory."""
         for chunk in _chunks(spans):
             sums = self._sums([span for span, _ in chunk])
+            for (span, _), each in zip(chunk, sums, strict=True):
+                each.unknown_gap |= self._is_somebody_missing(span)
             yield [
                 ClosedWindow(span, each, reason, reopened.next_version(span))
                 for (span, reason), each in zip(chunk, sums, strict=True)
                 if each.seen
             ]
+
+    def _is_somebody_missing(self, span: WindowSpan) -> bool:
+        """Whether a live partition was set aside when this time window closed."""
+        series = span.series
+        if series.lane.domain != LIVE_DOMAIN or series.kind is not WindowKind.TIME:
+            return False
+        if series.scope_kind is ScopeKind.NODE:
+            return False
+        return any(
+            span.high - RETENTION_US <= each.watermark_us < span.high
+            for each in self._memory.progress.values()
+            if each.domain == LIVE_DOMAIN and not each.sealed
+        )
 
     def _sums(self, spans: Sequence[WindowSpan]) -> list[PaneSums]:
         held = [self._memory.panes.sums(span) for span in spans]

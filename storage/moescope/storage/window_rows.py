@@ -112,7 +112,6 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         "seen": pa.array(each(lambda group: group.seen)),
         "expected": pa.array(each(lambda group: group.expected)),
         "lost": pa.array(each(lambda group: group.lost)),
-        "cached": pa.array(each(lambda group: group.cached)),
         "coverage": pa.array(each(_coverage), from_pandas=True),
         "complete": pa.array(each(lambda group: group.complete)),
         "counts": vectors(counts.astype(np.uint64, copy=False), experts),

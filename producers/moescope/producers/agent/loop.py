@@ -221,6 +221,7 @@ class Agent:
         worked = False
         while node.rings:
             shipper = node.shipper or self._start(name, node)
+            shipper.superseded = len(node.rings) > 1
             worked |= shipper.step(flush=flush)
             if not shipper.finished:
                 return worked

@@ -17,6 +17,8 @@ class AgentSettings:
         group_us: How long rows wait for company before their batch is closed; at most one second,
             which is also the event time that a batch spans at most.
         heartbeat_us: Time without data after which a node's batch without rows is sent.
+        linger_us: How long heartbeats go on after an engine has ended, so that the windows it
+            left open close; a new engine of the node ends that.
         poll_seconds: Pause when there was nothing to do.
         batch_bytes: A batch is closed when it would get longer.
         log: Settings of the batch log.
@@ -27,6 +29,7 @@ class AgentSettings:
 
     group_us: int = MAX_SPAN_US
     heartbeat_us: int = 1_000_000
+    linger_us: int = 900_000_000
     poll_seconds: float = 0.05
     batch_bytes: int = 1024 * 1024
     log: WriterSettings = field(default_factory=WriterSettings)
@@ -36,6 +39,7 @@ class AgentSettings:
         for name, is_right, accepted in (
             ("group_us", 0 <= self.group_us <= MAX_SPAN_US, f"0 to {MAX_SPAN_US}"),
             ("heartbeat_us", self.heartbeat_us > 0, "more than 0"),
+            ("linger_us", self.linger_us >= 0, "at least 0"),
             ("poll_seconds", self.poll_seconds > 0, "more than 0"),
             ("batch_bytes", self.batch_bytes > 0, "more than 0"),
         ):

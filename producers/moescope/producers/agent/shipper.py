@@ -92,7 +92,9 @@ class RingShipper:
         counters: Are added to.
 
     Attributes:
-        finished: Whether the ring has ended and all of it is in the log.
+        finished: Whether the ring has ended, all of it is in the log, and nobody waits for its
+            heartbeats any more.
+        superseded: Whether a newer ring of the node waits.
     """
 
     def __init__(
@@ -107,6 +109,9 @@ class RingShipper:
     ) -> None:
         self.reader = reader
         self.finished = False
+        self.superseded = False
+        self._ended_at: float | None = None
+        self._said_goodbye = False
         self._profile = profile
         self._log = log
         self._clock = clock
@@ -179,12 +184,26 @@ class RingShipper:
                 return True  # it wrote once more before it ended
             if self._is_silent_about_something():
                 self._prepare([], now_us)
+            elif flush and not self._said_goodbye:
+                self._said_goodbye = True
+                self._prepare([], now_us)
+            elif self._silence_us() >= self._settings.heartbeat_us:
+                self._prepare([], now_us)
         elif self._silence_us() >= self._settings.heartbeat_us:
             self._prepare([], now_us)
         worked = self._send()
-        if has_ended and self._has_unconfirmed:
+        if not has_ended:
+            return worked
+        if self._has_unconfirmed:
             self._log.flush()  # before the ring goes
-        self.finished = has_ended and self.is_idle and not self._is_silent_about_something()
+        if self._ended_at is None:
+            self._ended_at = self._clock.monotonic()
+        lingers = (self._clock.monotonic() - self._ended_at) * 1e6 < self._settings.linger_us
+        self.finished = (
+            self.is_idle
+            and not self._is_silent_about_something()
+            and (flush or self.superseded or not lingers)
+        )
         return worked
 
     def _silence_us(self) -> float:

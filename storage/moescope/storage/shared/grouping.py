@@ -115,7 +115,6 @@ def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> 
         expected=seen + lost,
         lost=lost,
         unknown_gap=unknown_gap,
-        cached=np.zeros(size, np.int64),
         requests=np.array([each.requests for each in sums], np.int64),
         close_reason=[window.reason for window in windows],
         complete=(lost == 0) & ~unknown_gap,
