@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from support.killed_rounds import judge, run_killed, write_round
 from support.small_windows import CONFIG, roll_up_logs
 from support.stored import expected_windows, stored_windows
@@ -23,6 +24,7 @@ def test_stored_windows_equal_the_plain_roll_up(tmp_path: Path) -> None:
     assert {key[0] for key in stored} == {"token", "time", "task", "step"}
 
 
+@pytest.mark.timeout(400)  # many processes; a busy machine starts them slowly
 def test_killed_roll_up_ends_with_the_same_tables(tmp_path: Path) -> None:
     """After 20 processes were killed with windows open, every table is as if none had been."""
     folders = [tmp_path / f"round-{number}" for number in range(6)]

@@ -104,7 +104,7 @@ def test_a_damaged_file_says_what_to_do(tmp_path: Path, damage: str) -> None:
     path.write_bytes(broken)
     with pytest.raises(StoreUnreadableError) as caught:
         Store(path, share_finisher, SHAPES)
-    assert "restore" in caught.value.next_step
+    assert "rebuilds it from the batch logs" in caught.value.next_step
     assert caught.value.why
     assert path.read_bytes() == broken
 

@@ -189,7 +189,7 @@ class Partition:
             self.accounts.append(Account("dead_letter"))
             return
         if identity in self._identities:
-            self.accounts.append(Account("duplicate"))
+            self.accounts.append(Account("duplicate", rows=len(record.rows)))
             return
         self._identities.add(identity)
         account = Account("accepted", rows=len(record.rows))

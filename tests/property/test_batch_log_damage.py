@@ -135,7 +135,7 @@ def test_payload_that_looks_like_a_log_is_still_opaque(noise: bytes) -> None:
         assert [(c.offset_from, c.offset_to) for c in found.corrupt] == [(0, 1)]
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=24))
 def test_every_name_has_one_safe_form(name: str) -> None:
     """A partition name survives the file system, and stays inside its folder."""
     escaped = escape_name(name)

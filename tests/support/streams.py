@@ -423,8 +423,13 @@ def batch_of(record: Record) -> RoutingBatch:
 
 
 def write_log(root: Path, partition: str, records: list[Record]) -> None:
-    """Write records into a sealed partition of a batch log."""
-    with BatchLogWriter(root, partition, clock=ManualClock(START_US)) as writer:
+    """Write records into a sealed partition of a batch log.
+
+    It belongs to an import, whose partitions wait for each other: in the live domain, coverage
+    tells which partition was read late.
+    """
+    clock = ManualClock(START_US)
+    with BatchLogWriter(root, partition, domain="recording", clock=clock) as writer:
         writer.append_many([Entry(encode(record)) for record in records])
         writer.seal()
 

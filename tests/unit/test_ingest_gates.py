@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 from support.batches import START_US, make_batch
 
-from moescope.core.batch import RoutingBatch, TokenBlocks
+from moescope.core.batch import DropCounters, RoutingBatch, TokenBlocks
+from moescope.core.batchlog import BatchLogWriter
 from moescope.core.vocabulary import Fidelity, IdSpace, RowFlag
 from moescope.core.wire import encode_batch
 from moescope.processors.config import WindowConfig
 from moescope.processors.nodes import REMEMBERED_INCARNATIONS, Node, Sighting
 from moescope.processors.partition import Partition, PartitionOutput
+from moescope.processors.sources.batch_log import BatchLogSource, LogRewoundError
 from moescope.processors.sources.protocol import SourceRecord
 from moescope.processors.traffic_mix import spread
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CONFIG = WindowConfig(token=((8, 8),), row_budget=10**9)
 
@@ -141,3 +147,57 @@ def test_an_old_boot_never_counts_twice() -> None:
         assert node.sight(boot, 0) == (Sighting.NEW, 0)
     assert node.sight(0, 0)[0] is Sighting.TOO_OLD
     assert node.sight(1, 0)[0] is Sighting.DUPLICATE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"watermark_us": 2**62},
+        {"encoded_at_us": -5},
+        {"drops": DropCounters(ring_rows=2**62)},
+    ],
+    ids=["watermark", "clock", "drops"],
+)
+def test_numbers_that_no_table_holds_are_dead_letters(changes: dict[str, Any]) -> None:
+    """One absurd header is put aside, and the batch behind it is counted."""
+    output = rolled_up(make_batch(header=changes), make_batch(header={"sequence": 1}))
+    (letter,) = output.dead_letters
+    assert (letter.reason, letter.offset) == ("out_of_range", 0)
+    assert [account.offset for account in output.batches] == [1]
+
+
+def test_absurd_times_and_steps_are_dead_letters() -> None:
+    """A time in nanoseconds or a wrapped step never reaches a window."""
+    batch = make_batch()
+    assert batch.tokens is not None
+    rows = len(batch.tokens)
+    for tokens in (
+        replace(batch.tokens, event_time_us=np.full(rows, START_US * 1000)),
+        replace(batch.tokens, step=np.full(rows, -1)),
+    ):
+        output = rolled_up(replace(batch, tokens=tokens))
+        assert [letter.reason for letter in output.dead_letters] == ["out_of_range"]
+        assert not output.batches
+
+
+def test_a_watermark_from_the_future_does_not_move_the_partition() -> None:
+    """One producer with a wrong clock must not make everybody else's rows late."""
+    partition = Partition("p", "live", CONFIG, None)
+    wrong = make_batch(header={"watermark_us": START_US + 3_600_000_000})
+    right = make_batch(header={"node": "node-1", "watermark_us": START_US})
+    partition.process(SourceRecord(0, START_US, encode_batch(wrong)))
+    partition.process(SourceRecord(1, START_US, encode_batch(right)))
+    assert partition.watermark_us == START_US
+    assert "clock_skew" in partition.take()[1].batches[0].reasons
+
+
+def test_a_log_that_was_replaced_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+    """Records of a new log at offsets that were processed before are refused, not skipped."""
+    with BatchLogWriter(tmp_path, "node") as log:
+        log.append(b"one")
+        log.flush()
+    source = BatchLogSource(tmp_path)
+    assert source.partitions() == {"node": "live"}
+    assert len(source.poll("node", 0, 10, 1 << 20).records) == 1
+    with pytest.raises(LogRewoundError):
+        source.poll("node", 5, 10, 1 << 20)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
     from moescope.processors.pipeline import PipelineTotals
+    from moescope.storage.connection import Connection as QueryConnection
 
 DEMO_MARK: Final = ".moescope-demo"
 SCENARIO: Final = "demo"
@@ -49,11 +50,32 @@ WORST_SQL = """
     ORDER BY times_floor DESC LIMIT 5
 """
 
-HOTTEST_SQL = """
-    SELECT layer, expert, max(streak) AS windows_in_a_row, max(share) AS highest_share
-    FROM hot_experts
-    WHERE window_kind = 'time' AND scope_kind = 'all' AND size = 5000000
-    GROUP BY 1, 2 ORDER BY 3 DESC, 4 DESC LIMIT 5
+SHOWN_SQL = """
+    WITH chosen AS (
+        SELECT window_kind, size, phase, layer, node, tokens, js_uniform, hot_load_share,
+            coalesce(start_time, first_time) AS began, close_time
+        FROM windows
+        WHERE complete AND scope_kind = 'all'
+            AND (window_kind = 'token' AND size = 128 OR window_kind = 'time' AND size = 5000000)
+    ), healthy AS (
+        SELECT window_kind, phase, layer, quantile_cont(js_uniform, 0.99) AS p99
+        FROM chosen WHERE close_time < make_timestamp($healthy_to)
+        GROUP BY ALL HAVING count(*) >= 30
+    )
+    SELECT window_kind, phase, layer, node, tokens, js_uniform, hot_load_share, began,
+        js_uniform / p99 AS times_p99
+    FROM chosen JOIN healthy USING (window_kind, phase, layer)
+    WHERE began >= make_timestamp($begin) AND began < make_timestamp($end)
+        AND (window_kind = 'time' OR list_contains($nodes, node))
+    ORDER BY times_p99 DESC LIMIT 1
+"""
+
+COVERED_SQL = """
+    SELECT min(coverage) AS coverage, count(DISTINCT start) AS seconds
+    FROM windows
+    WHERE window_kind = 'time' AND size = 1000000 AND scope_kind = 'node'
+        AND list_contains($nodes, scope_value)
+        AND start >= $begin AND start < $end
 """
 
 LEAST_COVERED_SQL = """
@@ -173,10 +195,27 @@ def _questions(directory: Path, root: Path) -> dict[str, Any]:
                     ("time windows of 5 s", "time", 5_000_000),
                 )
             },
-            "hottest": connection.sql(HOTTEST_SQL).to_dicts(),
+            "shown": [
+                _shown(connection, labels["incidents"], item) for item in labels["incidents"]
+            ],
             "least_covered": connection.sql(LEAST_COVERED_SQL).to_dicts(),
             "reasons": connection.sql(REASONS_SQL).to_dicts(),
         }
+
+
+def _shown(
+    connection: QueryConnection, incidents: list[dict[str, Any]], incident: dict[str, Any]
+) -> dict[str, Any]:
+    """The window that stands out most while an incident lasts, and how much was seen."""
+    span = {
+        "begin": incident["start_us"],
+        "end": incident["end_us"],
+        "nodes": incident["nodes"],
+    }
+    healthy_to = min(each["start_us"] for each in incidents)
+    worst = connection.sql(SHOWN_SQL, {"healthy_to": healthy_to, **span}).to_dicts()
+    covered = connection.sql(COVERED_SQL, span).to_dicts()[0]
+    return {"incident": incident["name"], "window": worst[0] if worst else None, **covered}
 
 
 def _make_room(directory: Path) -> None:

@@ -46,7 +46,7 @@ class Setting:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:
         raise ValueError("expected text")
     return value
 
@@ -229,7 +229,7 @@ def load_settings(
                 )
             try:
                 values[name] = setting.parse(raw)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise SettingsError(
                     f"Setting {name} cannot be {raw!r} ({origin}).",
                     why=str(error),

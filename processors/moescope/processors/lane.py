@@ -22,7 +22,6 @@ from moescope.processors.kernels.records import (
     AGE_US,
     CELL,
     CLOSED,
-    COUNTABLE,
     COUNTERS,
     FORGET_US,
     MINUTE_US,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from moescope.core.clock import END_OF_TIME, NO_TIME
 
 if TYPE_CHECKING:
+    from moescope.core.batch import BatchHeader
     from moescope.processors.traffic_mix import Mix
 
 SEQUENCE_WINDOW = 4096
@@ -186,8 +187,15 @@ class NodeTable:
         }
 
 
-def is_skewed(encoded_at_us: int, append_time_us: int) -> bool:
-    """Whether a producer's clock and the log's differ by more than a minute."""
-    if NO_TIME in {encoded_at_us, append_time_us}:
+def is_skewed(header: BatchHeader, append_time_us: int) -> bool:
+    """Whether a producer's clock and the log's differ by more than a minute.
+
+    A watermark ahead of the log by that much is the same fault: believed, it would make
+    everything that follows, from every node, late.
+    """
+    if append_time_us == NO_TIME:
         return False
-    return abs(encoded_at_us - append_time_us) > SKEW_US
+    if header.encoded_at_us != NO_TIME and abs(header.encoded_at_us - append_time_us) > SKEW_US:
+        return True
+    ahead = header.watermark_us - append_time_us
+    return header.watermark_us not in {NO_TIME, END_OF_TIME} and ahead > SKEW_US

@@ -20,6 +20,7 @@ from moescope.core.wire import BatchDecodeError, decode_batch
 from moescope.processors.kernels.records import PANE_US
 from moescope.processors.lane import Lane
 from moescope.processors.nodes import NodeTable, Sighting, is_skewed
+from moescope.processors.plausibility import implausible
 from moescope.processors.row_sampling import RowSampling
 from moescope.processors.rows import RowAccount
 from moescope.processors.state_codec import pack_state, unpack_state
@@ -102,6 +103,14 @@ class Partition:
             if live:
                 self._dead_letter(record, error.reason.value, error.what)
             return
+        reason = implausible(batch)
+        if reason:
+            if live:
+                self._dead_letter(record, "out_of_range", f"Out of range: {reason}.")
+            return
+        self._process_batch(record, batch, live=live)
+
+    def _process_batch(self, record: SourceRecord, batch: RoutingBatch, *, live: bool) -> None:
         header = batch.header
         node = self._nodes.node(header.node)
         missing = 0
@@ -110,7 +119,7 @@ class Partition:
             if sighting is not Sighting.NEW:
                 self._skip(record, batch, sighting)
                 return
-        skewed = is_skewed(header.encoded_at_us, record.append_time_us)
+        skewed = is_skewed(header, record.append_time_us)
         if live:
             self._account_lost(node, batch, missing)
         account = self._roll_up(batch, record.offset, live=live)

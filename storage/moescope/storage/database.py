@@ -30,6 +30,7 @@ def open_database(path: Path) -> duckdb.DuckDBPyConnection:
         StoreUnreadableError: The file cannot be read as a DuckDB database.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
     try:
         return duckdb.connect(
             str(path),
@@ -41,6 +42,9 @@ def open_database(path: Path) -> duckdb.DuckDBPyConnection:
             },
         )
     except duckdb.Error as error:
+        if is_new:
+            # Half of a file that holds nothing yet: the next try starts afresh.
+            path.unlink(missing_ok=True)
         raise _explained(path, error) from error
 
 
@@ -52,10 +56,11 @@ def _explained(path: Path, error: duckdb.Error) -> StoreInUseError | StoreUnread
         return StoreInUseError(
             f"The store file {path} is owned by {by}.",
             why="One process at a time can open a store file, even to read it.",
-            next_step="Ask that owner over HTTP, query the Parquet export, or stop the owner.",
+            next_step="Query its export with `moescope sql --data …`, or stop that process.",
         )
     return StoreUnreadableError(
         f"The store file {path} cannot be opened.",
         why=text.splitlines()[0] if text else type(error).__name__,
-        next_step="Move the file and its .wal aside and restore the newest export.",
+        next_step="Free space if the disk is full. A damaged file: move it and its .wal aside; "
+        "the owner rebuilds it from the batch logs that are still there.",
     )

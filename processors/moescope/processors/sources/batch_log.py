@@ -10,6 +10,7 @@ from moescope.core.batchlog import (
     PartitionNotFoundError,
     partition_names,
 )
+from moescope.core.errors import InputError
 from moescope.processors.sources.protocol import Poll, SourceGap, SourceRecord
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 CURSOR = "processor"
+
+
+class LogRewoundError(InputError):
+    """A batch log holds fewer records than were processed from it."""
 
 
 class BatchLogSource:
@@ -77,6 +82,13 @@ class BatchLogSource:
                 ),
             )
         exhausted = not result.records and not gaps
+        if exhausted and offset > (end := reader.end_offset()):
+            raise LogRewoundError(
+                f"The batch log of {partition} ends at record {end}, but {offset} were read.",
+                why="The log was removed or replaced after its records were processed.",
+                next_step="Bring the log folder back, or start with an empty data directory; "
+                "records of the new log would be taken for those that are stored already.",
+            )
         return Poll(
             records=[
                 SourceRecord(record.offset, record.append_time_us, record.payload)

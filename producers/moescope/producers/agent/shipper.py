@@ -179,21 +179,25 @@ class RingShipper:
         if self._pending.frames:
             if flush or has_ended or waited_us >= self._settings.group_us:
                 self._prepare(self._pending.take(), now_us)
-        elif has_ended:
-            if not self.reader.is_quiet():
-                return True  # it wrote once more before it ended
-            if self._is_silent_about_something():
-                self._prepare([], now_us)
-            elif flush and not self._said_goodbye:
-                self._said_goodbye = True
-                self._prepare([], now_us)
-            elif self._silence_us() >= self._settings.heartbeat_us:
-                self._prepare([], now_us)
-        elif self._silence_us() >= self._settings.heartbeat_us:
+        elif has_ended and not self.reader.is_quiet():
+            return True  # it wrote once more before it ended
+        elif self._has_to_speak(has_ended=has_ended, flush=flush):
             self._prepare([], now_us)
         worked = self._send()
-        if not has_ended:
-            return worked
+        if has_ended:
+            self._finish(flush=flush)
+        return worked
+
+    def _has_to_speak(self, *, has_ended: bool, flush: bool) -> bool:
+        """Whether a batch without rows is due."""
+        if has_ended and self._is_silent_about_something():
+            return True
+        if has_ended and flush and not self._said_goodbye:
+            self._said_goodbye = True
+            return True
+        return self._silence_us() >= self._settings.heartbeat_us
+
+    def _finish(self, *, flush: bool) -> None:
         if self._has_unconfirmed:
             self._log.flush()  # before the ring goes
         if self._ended_at is None:
@@ -204,7 +208,6 @@ class RingShipper:
             and not self._is_silent_about_something()
             and (flush or self.superseded or not lingers)
         )
-        return worked
 
     def _silence_us(self) -> float:
         return (self._clock.monotonic() - self._latest_batch) * 1e6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +10,7 @@ from moescope.core.vocabulary import MAX_EXPERTS
 from moescope.producers.importers.errors import RejectedLineError
 
 TIME_UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
-_LATEST_US = 2**62
+_LATEST_US = 2**53
 _ABSENT = object()
 
 
@@ -60,13 +59,16 @@ def as_integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (fro
     return value
 
 
+_LARGEST_NUMBER_NAME = 10**30
+
+
 def as_name(value: Any, name: str) -> str:  # noqa: ANN401 (from JSON)
     """A name; numbers are written out.
 
     Raises:
         RejectedLineError: The value is neither text nor a whole number, or too long.
     """
-    if type(value) is int:
+    if type(value) is int and abs(value) < _LARGEST_NUMBER_NAME:
         return str(value)
     if not isinstance(value, str) or not value:
         raise RejectedLineError(f"{name} is no name", _shown(value))
@@ -95,7 +97,7 @@ def as_time_us(value: Any, unit: str) -> int:  # noqa: ANN401 (from JSON)
         micros = passed.days * 86_400_000_000 + passed.seconds * 1_000_000 + passed.microseconds
     elif type(value) is int and unit == "us":
         micros = value
-    elif type(value) in {int, float} and math.isfinite(value):
+    elif type(value) in {int, float} and abs(value) < _LATEST_US:
         micros = round(value * TIME_UNITS[unit])
     else:
         raise RejectedLineError("time is no time", _shown(value))

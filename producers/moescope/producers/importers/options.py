@@ -109,7 +109,11 @@ def layer_list(text: str) -> tuple[int, ...]:
     layers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        layers += range(int(first), int(last if dash else first) + 1)
+        end = int(last if dash else first)
+        if end > MAX_EXPERTS:
+            message = f"A layer is at most {MAX_EXPERTS}."
+            raise ValueError(message)
+        layers += range(int(first), end + 1)
     if not layers or layers != sorted(set(layers)) or layers[-1] > MAX_EXPERTS:
         message = "Layers are listed ascending, without repeats."
         raise ValueError(message)

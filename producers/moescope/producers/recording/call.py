@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from moescope.producers.ring.rows import RowShape
 
-_LATEST_TIME_US: Final = 2**62
+_LATEST_TIME_US: Final = 2**53
 _LARGEST_POSITION: Final = 2**31 - 1
 _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
     phase.value: phase for phase in Phase
@@ -150,6 +150,12 @@ def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -
         call.values[name] = array
         if name == "event_time_us":
             _check_times(call, array)
+        if (
+            name == "step"
+            and array.size
+            and not 0 <= int(array.min()) <= int(array.max()) <= _LARGEST_STEP
+        ):
+            raise RejectedCallError(f"steps go from {array.min()} to {array.max()}")
         return
     layers, k = shape.layers, shape.top_k
     if name == "dropped":
@@ -158,6 +164,8 @@ def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -
     wanted = (rows, layers, k) if name == "weights" else (rows, layers)
     call.values[name] = _shaped(name, array, wanted, "f")
 
+
+_LARGEST_STEP: Final = 2**53
 
 _INTEGER_COLUMNS: Final = frozenset(
     {"event_time_us", "pass_id", "step", "token_id", "content_key", "block"}

@@ -169,7 +169,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         ExportError: It exists but cannot be understood.
     """
     try:
-        text = (folder / MANIFEST_NAME).read_text(encoding="utf-8")
+        data = (folder / MANIFEST_NAME).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -179,8 +179,8 @@ def read_manifest(folder: Path) -> Manifest | None:
             next_step="Check the folder's permissions.",
         ) from error
     try:
-        return _from_json(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
+        return _from_json(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ExportError(
             f"The export's manifest in {folder} is damaged or of another format.",
             why=f"{type(error).__name__}: {error}",

@@ -105,9 +105,17 @@ FORMATS: Final[dict[str, Callable[[QueryResult], bytes]]] = {
 
 
 def _rows(table: pa.Table) -> list[list[Any]]:
-    columns = [[_plain(value) for value in column.to_pylist()] for column in table.columns]
+    columns = [[_plain(value) for value in _values(column)] for column in table.columns]
     # Column by column, for names may repeat and a dictionary per row would lose some.
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        # Times that SQL has and Python has no date for: as SQL writes them, or as numbers.
+        return list(column.cast("int64").to_pylist())
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 (JSON)
