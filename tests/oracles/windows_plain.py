@@ -141,6 +141,7 @@ class Account:
 @dataclass
 class _Request:
     greatest: int = -1
+    run: int = 0
     last_time: int | None = None
     open: dict[tuple[int, int, int, int], TokenWindow] = field(default_factory=dict)
     closed: set[tuple[int, int, int, int]] = field(default_factory=set)
@@ -194,9 +195,14 @@ class Partition:
         self._identities.add(identity)
         account = Account("accepted", rows=len(record.rows))
         self.accounts.append(account)
-        found = [self._row(row, record, account) for row in record.rows]
-        accepted = [one for one in found if one]
-        gate(found, record)
+        accepted: list[Accepted] = []
+        before: Row | None = None
+        for row in record.rows:
+            found = self._row(row, before, record, account)
+            if found:
+                accepted.append(found)
+            before = None if _is_skipped(row) else row
+        gate(accepted, record)
         account.accepted = len(accepted)
         account.suspicious = sum(not good for one in accepted for good in one.good)
         self.accepted += accepted
@@ -208,7 +214,9 @@ class Partition:
         for request in self._requests.values():
             self._close(request, list(request.open), "sealed")
 
-    def _row(self, row: Row, record: Record, account: Account) -> Accepted | None:
+    def _row(
+        self, row: Row, before: Row | None, record: Record, account: Account
+    ) -> Accepted | None:
         key = (record.lane, row.request)
         if row.flags & LAST_OF_TASK:
             self.task_ends.append((record.lane, row.task, row.phase, row.time))
@@ -235,6 +243,9 @@ class Partition:
             account.stale += 1
             return None
         found = Accepted(row, record.node, record.lane, [True] * record.lane.layers)
+        request.run = request.run + 1 if before and _identical(before, row) else 1
+        if request.run >= IDENTICAL_RUN:
+            found.good = [False] * record.lane.layers
         self._before(request, row)
         account.late += self._count(request, found)
         request.greatest, request.last_time = row.position, row.time
@@ -323,31 +334,24 @@ def _passed(since: int | None, now: int | None, limit: int) -> bool:
     return since is not None and now is not None and now - since >= limit
 
 
-def gate(found: Sequence[Accepted | None], record: Record) -> None:
-    """Mark the suspicious (row, layer) pairs of one batch; None stands for rows not accepted."""
+def gate(accepted: Sequence[Accepted], record: Record) -> None:
+    """Mark what else is suspicious in one batch."""
     lane = record.lane
-    before: Accepted | None = None
-    run = 0
-    for one in found:
-        if one is not None:
-            for layer, ids in enumerate(one.row.ids):
-                if len(set(ids)) < lane.top_k or max(ids) >= lane.experts:
-                    one.good[layer] = False
-            run = run + 1 if before is not None and _identical(before.row, one.row) else 1
-            if run >= IDENTICAL_RUN:
-                one.good = [False] * lane.layers
-        before = one
-    _gate_zero_layers(found, record)
-
-
-def _gate_zero_layers(found: Sequence[Accepted | None], record: Record) -> None:
-    lane = record.lane
+    for one in accepted:
+        for layer, ids in enumerate(one.row.ids):
+            if len(set(ids)) < lane.top_k or max(ids) >= lane.experts:
+                one.good[layer] = False
     if lane.top_k == 1 and lane.experts > 1 and len(record.rows) >= ZERO_LAYER_ROWS:
         for layer in range(lane.layers):
             if all(row.ids[layer] == (0,) for row in record.rows):
-                for one in found:
-                    if one is not None:
-                        one.good[layer] = False
+                for one in accepted:
+                    one.good[layer] = False
+
+
+def _is_skipped(row: Row) -> bool:
+    if row.flags & CONTEXT:
+        return False
+    return bool(row.flags & (PADDING | RECOMPUTED)) or row.phase in (WARMUP, DRAFT)
 
 
 def _identical(before: Row, row: Row) -> bool:
