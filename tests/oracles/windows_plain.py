@@ -68,6 +68,7 @@ class Record(NamedTuple):
     incarnation: int = 1
     clock_error: int = 0
     readable: bool = True
+    appended: int = 0
 
 
 @dataclass(eq=False)
@@ -225,14 +226,8 @@ class Partition:
             if row.flags & LAST_OF_REQUEST:
                 self._end(key)
             return None
-        if row.flags & PADDING:
-            account.padding += 1
-            return None
-        if row.flags & RECOMPUTED:
-            account.recomputed += 1
-            return None
-        if row.phase in (WARMUP, DRAFT):
-            account.uncounted_phase += 1
+        if _is_skipped(row):
+            _account_skipped(row, account)
             return None
         request = self._requests.setdefault(key, _Request())
         if _passed(request.last_time, row.time, FORGET_US):
@@ -359,6 +354,15 @@ def _identical(before: Row, row: Row) -> bool:
         (row.request, row.position) == (before.request, before.position + 1)
         and [sorted(ids) for ids in row.ids] == [sorted(ids) for ids in before.ids]
     )  # fmt: skip
+
+
+def _account_skipped(row: Row, account: Account) -> None:
+    if row.flags & PADDING:
+        account.padding += 1
+    elif row.flags & RECOMPUTED:
+        account.recomputed += 1
+    else:
+        account.uncounted_phase += 1
 
 
 def counts_of(rows: Sequence[Accepted], lane: Lane) -> list[list[int]]:

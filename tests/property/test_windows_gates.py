@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.windows_plain import CONTEXT, DECODE, SECOND, Lane, Record, Row
 from support.batches import make_heartbeat
 from support.expected import expected_outcome, expected_panes
 from support.rolled_up import roll_up
-from support.streams import START_US, source_records
+from support.streams import START_US, Cut, Item, cut_stream, source_records
 
 from moescope.core.wire import encode_batch
 from moescope.processors.config import WindowConfig
@@ -55,14 +56,31 @@ def _check(record: Record) -> Outcome:
 @given(st.integers(30, 100), st.integers(0, 3), st.integers(0, 40))
 @settings(max_examples=25)
 def test_identical_rows_count_up_to_the_thirty_second(run: int, context: int, before: int) -> None:
-    """A long run of equal rows is cut off; equal rows of the batch before do not lengthen it."""
+    """A long run of equal rows is cut off, at the same row wherever it starts."""
     lane = Lane("moe", "r1", 8, 2, 2)
     varied = [((n % 7, 7), (7, n % 6)) for n in range(before)]
     ids = [*varied, *([((1, 2), (3, 4))] * run)]
-    found = _check(Record("node", 0, lane, START_US + SECOND, _rows(ids, context)))
+    found = _check(
+        Record("node", 0, lane, START_US + SECOND, _rows(ids, context), appended=START_US)
+    )
     equal_rows = run - max(0, context - before)
     assert found.accounts[0].suspicious_pairs == 2 * max(0, equal_rows - 32)
     assert ("identical_rows" in found.accounts[0].reasons) is (equal_rows > 32)
+
+
+@pytest.mark.parametrize("context", [True, False])
+def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) -> None:  # noqa: FBT001
+    """A run of 40 equal rows in batches of 10 is found if the last rows are repeated, as written."""
+    lane = Lane("moe", "r1", 8, 2, 2)
+    items = [
+        Item("node", lane, START_US, row._replace(time=START_US))
+        for row in _rows([((1, 2), (3, 4))] * 40)
+    ]
+    records = cut_stream(items, Cut(10, context=context))
+    found = roll_up(source_records(records), CONFIG, commits={2}, restarts={3})
+    expected = expected_outcome(records, CONFIG)
+    assert found.token == expected.token
+    assert sum(account.suspicious_pairs for account in found.accounts.values()) == 16 * context
 
 
 @given(st.integers(60, 70), st.integers(0, 2), st.booleans())
@@ -73,7 +91,9 @@ def test_all_zero_layer_is_kept_out(rows: int, context: int, one_other: bool) ->
     ids = [((n % 4,), (0,)) for n in range(rows)]
     if one_other:
         ids[-1] = ((3,), (2,))
-    found = _check(Record("node", 0, lane, START_US + SECOND, _rows(ids, context)))
+    found = _check(
+        Record("node", 0, lane, START_US + SECOND, _rows(ids, context), appended=START_US)
+    )
     doubted = rows >= 64 and not one_other
     assert found.accounts[0].suspicious_pairs == (rows - context if doubted else 0)
     assert found.accounts[0].verdict == ("suspicious" if doubted else "accepted")

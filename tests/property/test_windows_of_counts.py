@@ -130,7 +130,7 @@ def as_counts(record: Record) -> RoutingBatch:
 def test_counts_give_the_windows_of_their_rows(seed: int, span_us: int) -> None:
     """Token windows of whole blocks and time windows hold the same counts in both fidelities."""
     records = [
-        Record("node", sequence, LANE, _time(rows[-1]), tuple(rows))
+        Record("node", sequence, LANE, _time(rows[-1]), tuple(rows), appended=START_US)
         for sequence, rows in enumerate(
             [list(rows) for _, rows in groupby(make_rows(seed), lambda row: _time(row) // span_us)]
         )

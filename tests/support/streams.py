@@ -32,7 +32,7 @@ from oracles.windows_plain import (
 )
 
 from moescope.core.batch import BatchHeader, Requests, Routes, RoutingBatch, Tokens
-from moescope.core.batchlog import BatchLogWriter, Entry
+from moescope.core.batchlog import BatchLogWriter
 from moescope.core.clock import ManualClock
 from moescope.core.wire import encode_batch
 from moescope.processors.sources.protocol import SourceRecord
@@ -310,7 +310,7 @@ class _Packer:
         self.waiting: dict[str, list[Item]] = {}
         self.sequence: dict[str, int] = {}
         self.tail: dict[str, list[Row]] = {}
-        self.watermark: dict[str, int] = {}
+        self.appended = START_US
 
     def add(self, item: Item) -> None:
         for node, held in list(self.waiting.items()):
@@ -318,7 +318,9 @@ class _Packer:
                 self.flush(node)
         if item.garbage:
             self.flush(item.node)
-            self.records.append(Record(item.node, 0, item.lane, readable=False))
+            self.records.append(
+                Record(item.node, 0, item.lane, readable=False, appended=self.appended)
+            )
             return
         if item.row is None:
             self.flush(item.node)
@@ -349,7 +351,10 @@ class _Packer:
     def _append(self, item: Item, watermark: int, rows: tuple[Row, ...]) -> None:
         sequence = self.sequence.get(item.node, 0)
         self.sequence[item.node] = sequence + 1
-        self.records.append(Record(item.node, sequence, item.lane, watermark, rows))
+        self.appended = max(self.appended, item.time)
+        self.records.append(
+            Record(item.node, sequence, item.lane, watermark, rows, appended=self.appended)
+        )
         if self.cut.repeat and len(self.records) % self.cut.repeat == 0:
             self.records.append(self.records[-1])
 
@@ -374,7 +379,10 @@ def encode(record: Record) -> bytes:
 
 def source_records(records: list[Record]) -> list[SourceRecord]:
     """Records as a source gives them."""
-    return [SourceRecord(offset, START_US, encode(record)) for offset, record in enumerate(records)]
+    return [
+        SourceRecord(offset, record.appended, encode(record))
+        for offset, record in enumerate(records)
+    ]
 
 
 def batch_of(record: Record) -> RoutingBatch:
@@ -390,7 +398,7 @@ def batch_of(record: Record) -> RoutingBatch:
         top_k=lane.top_k,
         layers=np.arange(lane.layers, dtype=np.uint16),
         watermark_us=record.watermark,
-        encoded_at_us=START_US + record.clock_error,
+        encoded_at_us=record.appended + record.clock_error,
     )
     rows = record.rows
     if not rows:
@@ -430,7 +438,9 @@ def write_log(root: Path, partition: str, records: list[Record]) -> None:
     """
     clock = ManualClock(START_US)
     with BatchLogWriter(root, partition, domain="recording", clock=clock) as writer:
-        writer.append_many([Entry(encode(record)) for record in records])
+        for record in records:
+            clock.set_us(record.appended)
+            writer.append(encode(record))
         writer.seal()
 
 
