@@ -25,7 +25,7 @@ _DTYPES = {name: np.dtype(name) for name in ("|u1", "|i1", "<u2", "<i2", "<u4", 
 _HEADER_FIELDS = (
     re.compile(r"'descr': *'([^']{1,8})'"),
     re.compile(r"'fortran_order': *(True|False)"),
-    re.compile(r"'shape': *\(((?:[0-9]{1,12}, ?){0,3}(?:[0-9]{1,12})?)\)"),
+    re.compile(r"'shape': *\(((?:[0-9]{1,30}, ?){0,3}(?:[0-9]{1,30})?)\)"),
 )
 
 
