@@ -70,7 +70,7 @@ def test_identical_rows_count_up_to_the_thirty_second(run: int, context: int, be
 
 @pytest.mark.parametrize("context", [True, False])
 def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) -> None:  # noqa: FBT001
-    """A run of 40 equal rows in batches of 10 is found if the last rows are repeated, as written."""
+    """A run of 40 equal rows in batches of 10 is found where the last rows are repeated."""
     lane = Lane("moe", "r1", 8, 2, 2)
     items = [
         Item("node", lane, START_US, row._replace(time=START_US))
