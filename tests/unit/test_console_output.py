@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import duckdb
 import pytest
 
 from moescope.console import output
@@ -105,3 +106,12 @@ def test_only_likely_typos_of_variables_are_pointed_at() -> None:
         ("MOESCOPE_DATA_DIR", "MOESCOPE_DATA_DIRECTORY"),
         ("MOESCOPE_WINDOW_TOKEN", "MOESCOPE_WINDOWS_TOKEN"),
     ]
+
+
+def test_a_refusal_of_the_database_is_nobodys_bug() -> None:
+    """A full disk that DuckDB notices first ends with code 3 and a next step, not as a fault."""
+    with pytest.raises(duckdb.Error) as caught:
+        duckdb.sql("select from nowhere at all")
+    error = explained(caught.value)
+    assert error is not None
+    assert (error.exit_code, bool(error.next_step)) == (3, True)

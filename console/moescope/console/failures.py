@@ -24,6 +24,13 @@ def explained(error: Exception) -> MoescopeError | None:
             why="The base install is what an inference node needs, and no more.",
             next_step="pip install 'moescope[server]'",
         )
+    if type(error).__module__.partition(".")[0] in {"duckdb", "_duckdb"}:
+        return DependencyUnreachableError(
+            "The store could not be read or written.",
+            why=(str(error).splitlines() or [type(error).__name__])[0],
+            next_step="Check the disk's free space and limits, then start again: what was "
+            "committed is kept, and the rest is read again from the batch logs.",
+        )
     if isinstance(error, OSError):
         return DependencyUnreachableError(
             "The operating system refused.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from moescope.console.output import note, print_json, print_table
 from moescope.console.places import log_root
 from moescope.console.progress import progress
-from moescope.core.errors import DependencyUnreachableError, InputError
+from moescope.core.errors import InputError
 from moescope.producers.importers import FORMATS, import_files
 
 if TYPE_CHECKING:
@@ -46,12 +46,16 @@ def import_and_process(
     result: dict[str, Any] = imported.summary()
     if process:
         from moescope.console.owner import Owner
+        from moescope.storage.errors import StoreInUseError
 
         try:
             with progress("processing"), Owner(settings) as owner:
                 owner.run(until_idle=True)
             result["processed"] = True
-        except DependencyUnreachableError as error:
-            note(f"{error.what} It processes the import by itself.")
+        except StoreInUseError as error:
+            note(
+                f"{error.what} If that is `moescope run all`, it processes the import by itself; "
+                "else run `moescope run all --until-idle` when it has ended."
+            )
             result["processed"] = False
     return result
