@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from moescope.processors.config import WindowConfig
 
 FIRST_CAPACITY = 64
+FIRST_COUNTS = 2**22
+"""A lane of many layers and experts starts with fewer slots."""
 MEMORY = (
     "last_position", "last_time", "last_offset", "last_pane", "last_step_pane", "last_task_minute",
     "phase", "scene", "task",
@@ -62,7 +64,8 @@ class RequestSlots:
 
     def _grow(self, wanted: int) -> None:
         used = len(self.slots)
-        capacity = max(FIRST_CAPACITY, used)
+        roomy = FIRST_COUNTS // max(self._width, 1)
+        capacity = max(1, min(FIRST_CAPACITY, roomy), used)
         while capacity < wanted:
             capacity *= 2
         for name in (
