@@ -11,6 +11,7 @@ from moescope.producers.importers.errors import RejectedLineError
 
 TIME_UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _LATEST_US = 2**53
+_LARGEST_IN_ANY_UNIT = 2**70
 _ABSENT = object()
 
 
@@ -97,7 +98,7 @@ def as_time_us(value: Any, unit: str) -> int:  # noqa: ANN401 (from JSON)
         micros = passed.days * 86_400_000_000 + passed.seconds * 1_000_000 + passed.microseconds
     elif type(value) is int and unit == "us":
         micros = value
-    elif type(value) in {int, float} and abs(value) < _LATEST_US:
+    elif type(value) in {int, float} and abs(value) < _LARGEST_IN_ANY_UNIT:
         micros = round(value * TIME_UNITS[unit])
     else:
         raise RejectedLineError("time is no time", _shown(value))
