@@ -18,7 +18,7 @@ def demo(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes in the simulated fleet.")] = 8,
     duration: Annotated[
         int, typer.Option(min=60, help="Event time to simulate, in seconds.")
-    ] = 900,
+    ] = 600,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 1,
     as_json: AsJson = False,
     config: ConfigFile = None,
@@ -28,7 +28,7 @@ def demo(
     Everything passes through the real codec, batch log, roll-up, store, export and SQL workers.
     A demo folder from an earlier run is replaced.
 
-    Example: moescope demo --nodes 8 --duration 900
+    Example: moescope demo --nodes 8 --duration 600
     """
     from moescope.console.demo_report import print_report
     from moescope.console.demo_work import run_demo
