@@ -239,6 +239,24 @@ def test_a_quiet_node_sends_a_heartbeat_each_second(bench: Bench) -> None:
     assert_dense(logged(bench.root))
 
 
+def test_a_stopped_engine_keeps_its_watermark_moving_for_a_while(bench: Bench) -> None:
+    """Windows that an engine left open close without a successor; then its ring goes."""
+    bench.record("a", 0)
+    bench.recorder.close()
+    for _ in range(70):
+        bench.clock.sleep(1)
+        bench.agent.run_once()
+    batches = [entry.batch for entry in logged(bench.root)]
+    assert batches[-1].is_heartbeat
+    assert batches[-1].header.watermark_us == START_US + 70 * SECOND
+    assert len(list(bench.folder.glob("*.ring"))) == 1
+    bench.clock.sleep(bench.settings.linger_us / 1e6)
+    bench.agent.run_once()
+    bench.agent.run_once()
+    assert not list(bench.folder.glob("*.ring"))
+    assert_dense(logged(bench.root))
+
+
 def test_the_watermark_waits_for_a_call_that_is_half_done(bench: Bench) -> None:
     """A row that has its time but is not visible yet is never declared impossible."""
     ring = bench.recorder._ring  # noqa: SLF001 - a call stopped in the middle
