@@ -54,6 +54,15 @@ def test_names_are_the_interface() -> None:
         "kl_uniform",
         "js_trailing",
         "kl_trailing",
+        "routing_shift",
+        "mix_shift",
+        "router_entropy",
+        "router_margin",
+        "topk_overlap",
+        "overlap_chance",
+        "top1_switches",
+        "positional_agreement",
+        "request_similarity",
         "js_uniform_floor",
         "kl_uniform_floor",
         "js_trailing_floor",
@@ -66,7 +75,7 @@ def test_names_are_the_interface() -> None:
 def test_metrics_with_a_histogram_are_a_prefix() -> None:
     """Histogram index and column index agree, which readers of histograms rely on."""
     assert METRICS[: len(HISTOGRAM_METRICS)] == HISTOGRAM_METRICS
-    assert (*COUNT_METRICS, *DIVERGENCES) == HISTOGRAM_METRICS
+    assert (*COUNT_METRICS, *DIVERGENCES) == HISTOGRAM_METRICS[: len(COUNT_METRICS) + 4]
 
 
 def test_only_metrics_with_a_bad_side_alert() -> None:

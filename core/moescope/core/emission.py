@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from moescope.core.vocabulary import WindowKind
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
+    from moescope.core.exceedance import Exceedances
+    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+    from moescope.core.vocabulary import CloseReason, ScopeKind
 
 LIVE_DOMAIN = "live"
 """Watermark domain of everything that is not an import."""
+
+ONE_BAND = ""
+"""Volume band of token windows: they all hold the same number of tokens of one request."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,12 @@ class WindowGroup:
         counts: uint32 or uint64 [W, L, E]. dropped: uint64 [W, L].
         trailing: int64 [L, E] counts of the trailing reference, or None; one per group, so a
             group never mixes references. trailing_id: its id, or "".
+        scene_tokens: [W] accepted rows per scene; empty: unknown.
+        router: int64 [W, L, ROUTER_SUMS]; None: nothing is known beside the counts.
+        positions: [W], per window counts at sampled positions, or None; only time windows of
+            scope `all` have them, like the next two.
+        similarity: [W], per window the similarity panes that lie inside of it.
+        lags: [W], per window the lag overlap of sampled requests, or None.
     """
 
     lane: LaneKey
@@ -100,10 +113,44 @@ class WindowGroup:
     dropped: NDArray[np.uint64]
     trailing: NDArray[np.int64] | None = None
     trailing_id: str = ""
+    scene_tokens: Sequence[Mapping[str, int]] = ()
+    router: NDArray[np.int64] | None = None
+    positions: Sequence[PositionCounts | None] = ()
+    similarity: Sequence[Sequence[SimilaritySums]] = ()
+    lags: Sequence[LagSums | None] = ()
 
     def __len__(self) -> int:
         """Number of windows W."""
         return len(self.start)
+
+    @property
+    def bands(self) -> list[str]:
+        """Volume band of each window: `requests:tokens` as powers of two; token windows: one."""
+        if self.kind is WindowKind.TOKEN:
+            return [ONE_BAND] * len(self)
+        return [
+            f"{max(requests, 1).bit_length() - 1}:{max(seen, 1).bit_length() - 1}"
+            for requests, seen in zip(self.requests.tolist(), self.seen.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the thresholds in force say of a group's windows.
+
+    Attributes:
+        version: [W] threshold version of each window; "" where none was in force.
+        judged: uint64 [W, L], bit i set: a line of `JUDGED_METRICS[i]` was there and the value
+            was not null.
+        warn, red: uint64 [W, L], bits of metrics past their line; red ones are warn ones too.
+        exceedances: Increments of the paging statistics: complete windows at first closing only.
+    """
+
+    version: Sequence[str]
+    judged: NDArray[np.uint64]
+    warn: NDArray[np.uint64]
+    red: NDArray[np.uint64]
+    exceedances: Exceedances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +160,15 @@ class FinishedWindows:
     Attributes:
         values: float64 [W, L, M] in the order of `moescope.core.metrics` columns; NaN = null.
         tokens: int64 [W, L] = counts summed over experts / k.
+        lag_overlap: float64 [W, L, LAGS], mean overlap per lag / k; None: no window has it.
+        judgement: None where no thresholds are in force for any of the windows.
     """
 
     group: WindowGroup
     values: NDArray[np.float64]
     tokens: NDArray[np.int64]
+    lag_overlap: NDArray[np.float64] | None = None
+    judgement: Judgement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +207,11 @@ class SharedDelta:
         requests: requests first seen, where there are no `request_gaps`.
         scene_tokens: accepted rows per scene.
         last_of_task: a row said that the task is over.
+        router: int64 [L, ROUTER_SUMS], or None.
+        positions: counts at sampled positions, or None; time panes of scope `all` only.
+        similarity: a similarity pane that the partition closed, or None; its delta has no rows
+            and names the *last* second of that pane, so that it never arrives late.
+        lags: lag overlap of sampled requests, or None; time panes of scope `all` only.
     """
 
     lane: LaneKey
@@ -176,6 +232,10 @@ class SharedDelta:
     requests: int = 0
     scene_tokens: Mapping[str, int] = field(default_factory=dict)
     last_of_task: bool = False
+    router: NDArray[np.int64] | None = None
+    positions: PositionCounts | None = None
+    similarity: SimilaritySums | None = None
+    lags: LagSums | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,12 +343,56 @@ class Emission:
     references: tuple[TrailingReference, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
 
+    @property
+    def exceedances(self) -> Iterator[Exceedances]:
+        """Those of its token windows, group by group."""
+        return (each.judgement.exceedances for each in self.windows if each.judgement is not None)
+
 
 class Finisher(Protocol):
     """Finishing of closed windows, handed to the store by whoever wires the parts together."""
 
     def __call__(self, group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
         """Metric values of each window, and the histogram increments of the complete ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitFacts:
+    """What a commit hook is told.
+
+    Attributes:
+        commit_id: Number of the transaction.
+        reached_us: Domain → event time up to which its shared windows have closed; whatever
+            closes at or before that time is in this commit or an earlier one.
+        exceedances: Increments of this commit, merged.
+        lanes: Every lane that the store knows, by id.
+    """
+
+    commit_id: int
+    reached_us: Mapping[str, int]
+    exceedances: Exceedances
+    lanes: Mapping[str, LaneKey]
+
+
+class CommitHook(Protocol):
+    """Work that belongs into the owner's transaction: red lines."""
+
+    def reset(self) -> None:
+        """Forget what is in memory: it may disagree with the file."""
+        ...
+
+    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401
+        """Inside the transaction, after everything else; what it writes commits with the rest.
+
+        Args:
+            connection: A DuckDB connection (its type is not known here).
+            facts: What this commit brings.
+        """
+        ...
+
+    def committed(self, facts: CommitFacts) -> None:
+        """After the commit succeeded; must return at once."""
         ...
 
 

@@ -62,5 +62,11 @@ class DependencyUnreachableError(MoescopeError):
     exit_code = 3
 
 
+class InsufficientDataError(MoescopeError):
+    """There is too little data for an honest answer."""
+
+    exit_code = 4
+
+
 class InternalError(MoescopeError):
     """An invariant of moescope itself is broken: please report it."""

@@ -100,3 +100,28 @@ def js_uniform(experts: int, top_k: int) -> Bounds:
 def js_any(experts: int, top_k: int) -> Bounds:
     """0 … 1, or less where two sets of k of E experts must overlap (2k > E)."""
     return 0.0, min(1.0, (experts - top_k) / top_k)
+
+
+def share(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (every bound takes both)
+    """0 … 1, whatever E and k."""
+    return 0.0, 1.0
+
+
+def topk_overlap(experts: int, top_k: int) -> Bounds:
+    """Two sets of k among E experts share at least 2k − E."""
+    return max(0, 2 * top_k - experts) / top_k, 1.0
+
+
+def overlap_chance(experts: int, top_k: int) -> Bounds:
+    """Of k Σ p²: it lies between uniform load and all tokens on the same k experts."""
+    return top_k / experts, 1.0
+
+
+def top1_switches(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+    """Per 100 pairs; with one expert there is nothing to switch to."""
+    return 0.0, 100.0 if experts > 1 else 0.0
+
+
+def request_similarity(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+    """The removed noise is an estimate, so the value is not capped at 1."""
+    return -math.inf, math.inf

@@ -4,122 +4,49 @@ Declarations only. The arithmetic is in `moescope.processors.metrics`; the colum
 `windows` table, the histograms, the thresholds and the documentation follow from here.
 
 Symbols: a window at a layer has counts c_e of E experts, n = Σ c_e assignments (tokens × k),
-mean m = n / E and shares p = c / n.
+mean m = n / E and shares p = c / n. S_t is the set of a request's k experts at position t.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from moescope.core import metric_bounds as bounds_of
+from moescope.core.metric_types import (
+    Family,
+    HistogramSpec,
+    Metric,
+    Needs,
+    Reference,
+    Scale,
+    Side,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+__all__ = [
+    "BY_NAME",
+    "COUNT_METRICS",
+    "DIVERGENCES",
+    "DROPS_UNKNOWN",
+    "FAMILIES",
+    "HISTOGRAM_METRICS",
+    "JUDGED_METRICS",
+    "METRICS",
+    "METRIC_NAMES",
+    "Family",
+    "HistogramSpec",
+    "Metric",
+    "Needs",
+    "Reference",
+    "Scale",
+    "Side",
+]
 
 DROPS_UNKNOWN = 2**64 - 1
 """Stands for "the producer does not tell" in uint64 counts of dropped assignments."""
-
-
-class Side(StrEnum):
-    """Where a metric's bad values are; `none` marks context that is never judged."""
-
-    HIGH = "high"
-    LOW = "low"
-    BOTH = "both"
-    NONE = "none"
-
-
-class Needs(StrEnum):
-    """What a metric is computed from; where that is missing, the metric is null."""
-
-    COUNTS = "counts"
-    DROPS = "drops"
-    REFERENCE = "reference"
-
-
-class Reference(StrEnum):
-    """The expert distribution that a window's divergence is measured against."""
-
-    UNIFORM = "uniform"
-    TRAILING = "trailing"
-
-
-class Scale(StrEnum):
-    """How a histogram's bins divide its range."""
-
-    LINEAR = "linear"
-    LOG = "log"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistogramSpec:
-    """The range of a metric's histogram.
-
-    Attributes:
-        scale: Bins of equal width or of equal ratio.
-        low, high: The range; None takes the metric's attainable bound for E and k.
-    """
-
-    scale: Scale = Scale.LINEAR
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One stored metric.
-
-    Attributes:
-        name: Column of the `windows` table, and key everywhere else.
-        title: For people.
-        formula: In the symbols of this module.
-        unit: What a value counts or is a share of.
-        side: Where bad values are. Any side but `none` gets thresholds and levels.
-        version: Raised whenever a formula change makes old and new values incomparable.
-        needs: What it is computed from.
-        bounds: (E, k) → the attainable (low, high); NaN where the metric is undefined.
-        summary: One line, what it tells.
-        histogram: None for context that has no histogram.
-        alerts: Whether its exceedances count towards alerts. A metric that has a side but does
-            not alert carries the same information as one that does.
-        reference: What a divergence, or its noise floor, is measured against.
-        noise_floor: The column with the value that chance alone gives.
-    """
-
-    name: str
-    title: str
-    formula: str
-    unit: str
-    side: Side
-    version: int
-    needs: Needs
-    bounds: Callable[[int, int], tuple[float, float]]
-    summary: str
-    histogram: HistogramSpec | None
-    alerts: bool
-    reference: Reference | None = None
-    noise_floor: str | None = None
-
-    @property
-    def sql_type(self) -> str:
-        """DuckDB type of the column; null where the metric is undefined."""
-        return "DOUBLE"
-
-    @property
-    def description(self) -> str:
-        """One line for column comments and table references."""
-        bad = {
-            Side.HIGH: "; high is bad",
-            Side.LOW: "; low is bad",
-            Side.BOTH: "; both ends are bad",
-            Side.NONE: "",
-        }[self.side]
-        return f"{self.summary} ({self.unit}{bad})"
-
 
 _SHARE_OF_LOAD = "share of assignments"
 _SHARE_OF_EXPERTS = "share of experts"
@@ -138,6 +65,7 @@ _LOAD_METRICS = (
         summary="Share of the load on experts with more than twice the mean load",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="topk_load_share",
@@ -151,6 +79,7 @@ _LOAD_METRICS = (
         summary="Share of the load on the k busiest experts",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="hot_expert_share",
@@ -177,6 +106,7 @@ _LOAD_METRICS = (
         summary="Share of experts that are unused or hold less than a tenth of the mean load",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="load_entropy",
@@ -190,6 +120,7 @@ _LOAD_METRICS = (
         summary="Evenness of the load: 1 when every expert holds the same",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="utilization_cv",
@@ -203,6 +134,7 @@ _LOAD_METRICS = (
         summary="Spread of the experts' loads around their mean",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="jain_index",
@@ -229,6 +161,7 @@ _LOAD_METRICS = (
         summary="How far the busiest expert is above the mean load",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="gini",
@@ -242,6 +175,7 @@ _LOAD_METRICS = (
         summary="Inequality of the experts' loads: 0 when all hold the same",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
     Metric(
         name="working_set",
@@ -268,6 +202,7 @@ _LOAD_METRICS = (
         summary="Share of assignments that expert capacity dropped",
         histogram=_BOUNDS,
         alerts=True,
+        family=Family.LOAD,
     ),
 )
 
@@ -298,6 +233,7 @@ def _divergences(reference: Reference) -> tuple[Metric, ...]:
             summary=f"Distance of the load from {against}, bounded and symmetric",
             histogram=_JS_HISTOGRAM,
             alerts=True,
+            family=Family.LOAD,
             reference=reference,
             noise_floor=f"js_{reference}_floor",
         ),
@@ -336,11 +272,153 @@ def _noise_floor(divergence: Metric) -> Metric:
     )
 
 
-_DIVERGENCES = tuple(metric for reference in Reference for metric in _divergences(reference))
+_DIVERGENCES = tuple(
+    metric
+    for reference in (Reference.UNIFORM, Reference.TRAILING)
+    for metric in _divergences(reference)
+)
+
+_SHIFTS = (
+    Metric(
+        name="routing_shift",
+        title="Routing shift",
+        formula="js(p, q), q = Σ_s t_s q_s with t_s the window's own share of tokens of scene s",
+        unit="bits",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.REFERENCE,
+        bounds=bounds_of.js_any,
+        summary="Distance of the load from the baseline's, given the window's own traffic mix",
+        histogram=_JS_HISTOGRAM,
+        alerts=True,
+        family=Family.ROUTING,
+        reference=Reference.BASELINE,
+    ),
+    Metric(
+        name="mix_shift",
+        title="Mix shift",
+        formula="js(Σ_s t_s q_s, Σ_s b_s q_s), b_s the baseline's share of tokens of scene s",
+        unit="bits",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.REFERENCE,
+        bounds=bounds_of.js_any,
+        summary="How far the traffic mix alone moves the load from the baseline's; informs only",
+        histogram=_JS_HISTOGRAM,
+        alerts=False,
+        reference=Reference.BASELINE,
+    ),
+)
+
+_ROUTER_METRICS = (
+    Metric(
+        name="router_entropy",
+        title="Router entropy",
+        formula="mean over rows of the entropy of the router's probabilities before top-k / ln E",
+        unit="1, relative to undecided",
+        side=Side.LOW,
+        version=1,
+        needs=Needs.SCORES,
+        bounds=bounds_of.share,
+        summary="How undecided the router was: 1 when every expert was as likely",
+        histogram=_BOUNDS,
+        alerts=True,
+        family=Family.ROUTER,
+    ),
+    Metric(
+        name="router_margin",
+        title="Router margin",
+        formula="mean over rows of the selection score's gap at the k-th place",
+        unit="selection score",
+        side=Side.LOW,
+        version=1,
+        needs=Needs.SCORES,
+        bounds=bounds_of.share,
+        summary="How clearly the k-th expert was preferred over the next one",
+        histogram=HistogramSpec(scale=Scale.LOG, low=2.0**-16, high=4.0),
+        alerts=True,
+        family=Family.ROUTER,
+    ),
+    Metric(
+        name="topk_overlap",
+        title="Top-k overlap",
+        formula="mean over consecutive rows of |S_t ∩ S_{t−1}| / k",
+        unit="share of experts kept",
+        side=Side.BOTH,
+        version=1,
+        needs=Needs.PAIRS,
+        bounds=bounds_of.topk_overlap,
+        summary="Share of its experts that a token has in common with the token before it",
+        histogram=_BOUNDS,
+        alerts=True,
+        family=Family.ROUTER,
+    ),
+    Metric(
+        name="overlap_chance",
+        title="Overlap by chance",
+        formula="k Σ p_e²",
+        unit="share of experts kept",
+        side=Side.NONE,
+        version=1,
+        needs=Needs.COUNTS,
+        bounds=bounds_of.overlap_chance,
+        summary="What top-k overlap would be if tokens chose independently with this load",
+        histogram=_BOUNDS,
+        alerts=False,
+    ),
+    Metric(
+        name="top1_switches",
+        title="Top-1 switches",
+        formula="100 × changes of the first-ranked expert / consecutive rows",
+        unit="per 100 pairs",
+        side=Side.BOTH,
+        version=1,
+        needs=Needs.RANKS,
+        bounds=bounds_of.top1_switches,
+        summary="How often the first-ranked expert changes from token to token",
+        histogram=_BOUNDS,
+        alerts=True,
+        family=Family.ROUTER,
+    ),
+)
+
+_REPETITION_METRICS = (
+    Metric(
+        name="positional_agreement",
+        title="Positional agreement",
+        formula="Σ_z (Σ_e c_ze² − k R_z) / Σ_z k R_z (R_z − 1), R_z requests at sampled position z",
+        unit="share of experts in common",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.POSITIONS,
+        bounds=bounds_of.share,
+        summary="Share of experts that different requests have in common at the same position",
+        histogram=_BOUNDS,
+        alerts=True,
+        family=Family.REPETITION,
+    ),
+    Metric(
+        name="request_similarity",
+        title="Request similarity",
+        formula="(‖Σw‖² − Σ‖w‖²) / (R (R − 1)), w = c / √((‖c‖² − kT) T / (T − 1))",
+        unit="1",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.REQUESTS,
+        bounds=bounds_of.request_similarity,
+        summary="How alike the loads of concurrent requests are, their own noise removed",
+        histogram=HistogramSpec(low=-0.5, high=1.5),
+        alerts=True,
+        family=Family.REPETITION,
+    ),
+)
 
 METRICS: tuple[Metric, ...] = (
     *_LOAD_METRICS,
     *_DIVERGENCES,
+    *_SHIFTS,
+    *_ROUTER_METRICS,
+    *_REPETITION_METRICS,
     *(_noise_floor(divergence) for divergence in _DIVERGENCES),
 )
 """Every stored metric, in column order; those without a histogram come last."""
@@ -362,3 +440,8 @@ HISTOGRAM_METRICS: tuple[Metric, ...] = tuple(m for m in METRICS if m.histogram 
 
 JUDGED_METRICS: tuple[Metric, ...] = tuple(m for m in METRICS if m.side is not Side.NONE)
 """Those that get thresholds and levels."""
+
+FAMILIES: Mapping[Family, tuple[Metric, ...]] = MappingProxyType(
+    {family: tuple(metric for metric in METRICS if metric.family is family) for family in Family}
+)
+"""The metrics that alert, by family."""

@@ -91,6 +91,15 @@ def _number(low: float, high: float) -> Callable[[object], float]:
     return parse
 
 
+def _clock_time(value: object) -> str:
+    hours, colon, minutes = _text(value).partition(":")
+    if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):  # noqa: PLR2004
+        raise ValueError("expected a time of day such as 03:00")
+    if int(hours) >= 24 or int(minutes) >= 60:  # noqa: PLR2004
+        raise ValueError("expected a time of day from 00:00 to 23:59")
+    return f"{int(hours):02}:{minutes}"
+
+
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -175,6 +184,61 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "log.byte_cap", _integer(1 << 20), 8 << 30, "bytes",
         "Largest size of one partition's batch log.",
+    ),
+    Setting(
+        "profiles.lag_ratio", _number(0.0, 1.0), 0.01, "share",
+        "Share of requests whose last 64 rows are kept for the lag overlap.",
+    ),
+    Setting(
+        "calibration.baseline", _text, "default", "name",
+        "Baseline that the daily calibration uses.",
+    ),
+    Setting(
+        "calibration.block", _integer(1, 86_400), 600, "seconds",
+        "Blocks of event time that are the sampling units of windows over several requests.",
+    ),
+    Setting(
+        "calibration.minimum_units", _integer(29), 29, "units",
+        "With fewer requests or blocks a line is not set at all.",
+    ),
+    Setting(
+        "calibration.resamples", _integer(50, 100_000), 400, "integer",
+        "Bootstrap resamples behind each interval.",
+    ),
+    Setting(
+        "alerts.budget", _number(0.001, 1000.0), 1.0, "pages per day",
+        "False pages that a model may cost in a day of health, over all families and windows.",
+    ),
+    Setting(
+        "alerts.no_data_after", _number(5.0, 86_400.0), 300.0, "seconds",
+        "An alert whose windows stop arriving is in state no_data after this event time.",
+    ),
+    Setting(
+        "alerts.webhook_url", _text, "", "URL",
+        "Where alerts are posted as JSON; empty: the log only.",
+    ),
+    Setting(
+        "alerts.webhook_secret_file", _text, "", "path",
+        "File whose content signs webhook bodies (HMAC-SHA256); empty: unsigned.",
+    ),
+    Setting("jobs.enabled", _boolean, True, "boolean", "Whether the owner runs scheduled jobs."),
+    Setting(
+        "jobs.calibrate_at", _clock_time, "03:00", "HH:MM", "When calibration runs each day, UTC."
+    ),
+    Setting(
+        "jobs.report_at", _clock_time, "04:00", "HH:MM",
+        "When the calibration report is written each day, UTC.",
+    ),
+    Setting(
+        "jobs.retention_at", _clock_time, "05:00", "HH:MM", "When old rows go each day, UTC."
+    ),
+    Setting(
+        "retention.windows", _integer(1, 36_500), 30, "days",
+        "How long windows, histograms and ingest accounts live, by event time.",
+    ),
+    Setting(
+        "retention.red", _integer(1, 36_500), 365, "days",
+        "How long red windows, alerts, findings and job runs live.",
     ),
 )  # fmt: skip
 

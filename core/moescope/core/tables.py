@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from moescope.core.control_tables import COMMIT as _COMMIT
+from moescope.core.control_tables import CONTROL_TABLES
 from moescope.core.metrics import METRICS
 from moescope.core.table_types import Column, Table, View
 from moescope.core.views import VIEWS
@@ -22,9 +24,8 @@ class LevelReason(StrEnum):
     COVERAGE = "coverage"
     PARTIAL = "partial"
     NO_THRESHOLD = "no calibrated threshold"
+    NO_LINE = "no line for this volume or scene"
 
-
-_COMMIT = Column("commit_id", "BIGINT", "Number of the owner's transaction that wrote the row.")
 
 _LANE_ID = Column("lane", "VARCHAR", "Id of the lane; `lanes` says what it stands for.")
 
@@ -75,6 +76,9 @@ def _windows() -> Table:
             lane["top_k"],
             Column("node", "VARCHAR", "Node of a token window or of scope `node`, else empty."),
             Column("scene", "VARCHAR", "Scene that all rows share; empty when they differ."),
+            Column("scenes", "VARCHAR[]", "Scenes of the rows, in order of name."),
+            Column("scene_tokens", "BIGINT[]", "Accepted rows per entry of `scenes`."),
+            Column("band", "VARCHAR", "Volume band; empty for token windows."),
             Column("start_time", "TIMESTAMP", "`start` of a time or task window.", nullable=True),
             Column("first_time", "TIMESTAMP", "Event time of the first row.", nullable=True),
             Column("last_time", "TIMESTAMP", "Event time of the last row.", nullable=True),
@@ -98,6 +102,10 @@ def _windows() -> Table:
             *(
                 Column(metric.name, metric.sql_type, metric.description + ".", nullable=True)
                 for metric in METRICS
+            ),
+            Column(
+                "lag_overlap", "DOUBLE[]",
+                "Overlap at lags 1 … 64 over sampled requests; null: not sampled.", nullable=True,
             ),
             Column(
                 "trailing_reference", "VARCHAR",
@@ -182,6 +190,12 @@ _DELTAS = Table(
         Column("counts", "BLOB", "Little-endian unsigned [layers, E]; width by length."),
         Column("dropped", "BLOB", "Little-endian uint64 [layers]."),
         Column("request_gaps", "BLOB", "Little-endian int64 [G]."),
+        Column("router", "BLOB", "Little-endian int64 [layers, 8]; null: none.", nullable=True),
+        Column(
+            "extras", "BLOB",
+            "Counts at sampled positions, a similarity pane, lag overlap; null: none.",
+            nullable=True,
+        ),
         Column("requests", "BIGINT", "Requests first seen (task and step)."),
         Column("seen", "BIGINT", "Rows accepted."),
         Column("lost", "BIGINT", "Rows known to be lost."),
@@ -407,6 +421,7 @@ TABLES: tuple[Table, ...] = (
     _REMOVED_ROWS,
     _OWNER,
     _SCHEMA_MIGRATIONS,
+    *CONTROL_TABLES,
 )
 """Every table of the store."""
 

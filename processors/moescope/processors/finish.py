@@ -21,7 +21,6 @@ from moescope.processors.kernels.records import MINUTE_US
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-ONE_BAND = ""
 REMEMBERED_REFERENCES = 256
 
 
@@ -72,7 +71,7 @@ def histogram_increments(
     """
     keys: dict[HistogramKey, int] = {}
     histogram = np.full(len(group), NO_HISTOGRAM, np.int64)
-    bands = volume_bands(group)
+    bands = group.bands
     for window in range(len(group)):
         if group.kind is WindowKind.TOKEN and not group.complete[window]:
             continue
@@ -105,13 +104,3 @@ def histogram_minute(group: WindowGroup, window: int) -> int:
     if group.kind is WindowKind.STEP or time == NO_TIME:
         return 0
     return time // MINUTE_US * MINUTE_US
-
-
-def volume_bands(group: WindowGroup) -> list[str]:
-    """Volume band of each window: `requests:tokens` as powers of two; token windows have one."""
-    if group.kind is WindowKind.TOKEN:
-        return [ONE_BAND] * len(group)
-    return [
-        f"{max(requests, 1).bit_length() - 1}:{max(seen, 1).bit_length() - 1}"
-        for requests, seen in zip(group.requests.tolist(), group.seen.tolist(), strict=True)
-    ]

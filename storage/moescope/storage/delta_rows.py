@@ -68,6 +68,8 @@ def insert_deltas(
             "counts": encode_counts(delta.counts),
             "dropped": delta.dropped.astype("<u8").tobytes(),
             "request_gaps": delta.request_gaps.astype("<i8").tobytes(),
+            "router": None if delta.router is None else delta.router.astype("<i8").tobytes(),
+            "extras": None,
             "scenes": list(delta.scene_tokens),
             "scene_tokens": list(delta.scene_tokens.values()),
             "keep_until_us": keep_until_us,

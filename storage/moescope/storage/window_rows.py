@@ -10,13 +10,14 @@ import pyarrow as pa
 
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN, METRIC_NAMES
+from moescope.core.router_sums import LAGS
 from moescope.core.tables import LevelReason
 from moescope.core.vocabulary import Level, WindowKind
 from moescope.storage.columns import chosen, constant, empty_lists, timestamps, vectors
 from moescope.storage.lanes import lane_id
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,6 +81,11 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
     dropped = per_layer(group.dropped for group in groups).reshape(rows)
     tokens = per_layer(finished.tokens for finished, _ in parts).reshape(rows)
     reasons = each(lambda group: _reasons(group, minimum_coverage))
+    mixes = [
+        mix
+        for group, mask in zip(groups, kept, strict=True)
+        for mix in compress(group.scene_tokens or [{}] * len(group), mask)
+    ]
     columns: dict[str, pa.Array] = {
         "domain": constant(lane.domain, rows),
         "model": constant(lane.model, rows),
@@ -102,6 +108,9 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         "top_k": pa.array(np.full(rows, lane.top_k, np.int32)),
         "node": text(lambda group: group.node),
         "scene": text(lambda group: group.scene),
+        "scenes": _lists(mixes, pa.string(), window, sorted),
+        "scene_tokens": _lists(mixes, pa.int64(), window, _tokens_by_name),
+        "band": text(lambda group: group.bands),
         "start_time": timestamps(each(_start_time)),
         "first_time": timestamps(each(lambda group: group.first_time_us)),
         "last_time": timestamps(each(lambda group: group.last_time_us)),
@@ -120,6 +129,7 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
             name: pa.array(values[number], from_pandas=True)
             for number, name in enumerate(METRIC_NAMES)
         },
+        "lag_overlap": _lag_overlap(parts, rows, layers),
         "trailing_reference": same(lambda group: group.trailing_id or None),
         "level": constant(Level.INSUFFICIENT, rows),
         "level_reason": chosen(_REASONS, reasons),
@@ -132,6 +142,34 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         "commit_id": pa.array(np.full(rows, commit_id, np.int64)),
     }
     return pa.table(columns)
+
+
+def _lists(
+    mixes: Sequence[Mapping[str, int]],
+    kind: pa.DataType,
+    window: NDArray[np.int32],
+    values: Callable[[Mapping[str, int]], list[Any]],
+) -> pa.Array:
+    """A list per window, repeated for its layers."""
+    return pa.array([values(mix) for mix in mixes], pa.list_(kind)).take(pa.array(window))
+
+
+def _tokens_by_name(mix: Mapping[str, int]) -> list[int]:
+    return [mix[scene] for scene in sorted(mix)]
+
+
+def _lag_overlap(parts: Sequence[Kept], rows: int, layers: int) -> pa.Array:
+    """Lag overlap [LAGS] per window and layer; null where requests were not sampled."""
+    if all(finished.lag_overlap is None for finished, _ in parts):
+        return pa.nulls(rows, pa.list_(pa.float64()))
+    values: list[list[float] | None] = []
+    for finished, mask in parts:
+        if finished.lag_overlap is None:
+            values += [None] * (int(mask.sum()) * layers)
+            continue
+        for overlap in finished.lag_overlap[mask].reshape(-1, LAGS):
+            values.append(None if np.isnan(overlap).all() else overlap.tolist())
+    return pa.array(values, pa.list_(pa.float64()))
 
 
 def _coverage(group: WindowGroup) -> NDArray[np.float64]:

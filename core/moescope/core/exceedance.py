@@ -1,0 +1,79 @@
+"""What paging reads: per 5 s of event time the worst exceedance of all windows, kept or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from moescope.core.emission import LaneKey
+
+SLOT_US = 5_000_000
+"""Length of a slot of the paging statistic."""
+
+
+class ExceedanceKey(NamedTuple):
+    """One slot of one paging statistic.
+
+    Attributes:
+        lane, phase, kind, size, stride, scope_kind, scope_value: As in `WindowGroup`.
+        family: Of `moescope.core.metrics.Family`.
+        slot_us: ⌊logical close time / SLOT_US⌋ · SLOT_US.
+        version: Threshold version that judged.
+    """
+
+    lane: LaneKey
+    phase: str
+    kind: str
+    size: int
+    stride: int
+    scope_kind: str
+    scope_value: str
+    family: str
+    slot_us: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exceedance:
+    """The worst of a slot's judged windows. Merging (`worse_of`) commutes.
+
+    Attributes:
+        value: max over windows, layers and the family's metrics of (v − red_high) / spread or
+            (red_low − v) / spread; −inf when nothing was judged.
+        metric, layer, start, request: Where that was; `layer` is the decoder layer's index.
+        windows: Judged windows.
+        red_windows: Of these, windows with a red metric of the family at any layer.
+        mixed_windows: Judged windows whose `mix_shift` was red at any layer; outside of family
+            `routing` they do not enter `value`, since the traffic explains them.
+    """
+
+    value: float
+    metric: str
+    layer: int
+    start: int
+    request: str
+    windows: int
+    red_windows: int
+    mixed_windows: int
+
+    def merged(self, other: Exceedance) -> Exceedance:
+        """Both together; ties go to the earliest window, so that order never matters."""
+        worst = min(
+            (self, other),
+            key=lambda each: (-each.value, each.start, each.request, each.layer, each.metric),
+        )
+        return Exceedance(
+            worst.value,
+            worst.metric,
+            worst.layer,
+            worst.start,
+            worst.request,
+            self.windows + other.windows,
+            self.red_windows + other.red_windows,
+            self.mixed_windows + other.mixed_windows,
+        )
+
+
+Exceedances = dict[ExceedanceKey, Exceedance]
+"""Per slot; two of the same key merge."""
