@@ -31,12 +31,15 @@ ARROW_TYPES: dict[str, pa.DataType] = {
     "BIGINT[]": pa.list_(pa.int64()),
     "INTEGER[]": pa.list_(pa.int32()),
     "UBIGINT[]": pa.list_(pa.uint64()),
+    "DOUBLE[]": pa.list_(pa.float64()),
 }
 """DuckDB type → Arrow type, for every type that a table is declared with."""
 
 
-def timestamps(times_us: NDArray[np.int64] | Sequence[int]) -> pa.Array:
-    """TIMESTAMP column; `NO_TIME` becomes null."""
+def timestamps(times_us: NDArray[np.int64] | Sequence[int | None]) -> pa.Array:
+    """TIMESTAMP column; None and `NO_TIME` become null."""
+    if not isinstance(times_us, np.ndarray):
+        times_us = [NO_TIME if time_us is None else time_us for time_us in times_us]
     values = np.asarray(times_us, np.int64)
     return pa.array(values, pa.int64(), mask=values == NO_TIME).cast(pa.timestamp("us"))
 
@@ -71,9 +74,7 @@ def records(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for column in columns:
         values = [row[column.name] for row in rows]
         if column.type == "TIMESTAMP":
-            arrays[column.name] = timestamps(
-                [NO_TIME if value is None else value for value in values]
-            )
+            arrays[column.name] = timestamps(values)
         else:
             arrays[column.name] = pa.array(values, ARROW_TYPES[column.type])
     return pa.table(arrays)
@@ -82,6 +83,8 @@ def records(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) -> None:
     """Bulk insert of an Arrow table, columns by name."""
     if len(rows):
+        # What `fetchone` left unread would be in the way.
+        connection.complete()
         connection.register(_INCOMING, rows)
         try:
             connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {_INCOMING}")  # noqa: S608

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
-from moescope.core.emission import LIVE_DOMAIN
+from moescope.core.emission import LIVE_DOMAIN, CommitFacts
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.account_rows import (
     insert_batches,
@@ -22,12 +22,17 @@ from moescope.storage.delta_rows import (
     read_sums,
     step_keep_until,
 )
+from moescope.storage.exceedance_rows import (
+    add_exceedances,
+    merge_exceedances,
+    slots_closed_by,
+)
 from moescope.storage.histogram_rows import add_histograms, merge_histograms
 from moescope.storage.late_windows import reopen_windows
 from moescope.storage.progress import check_continues, write_domains, write_progress
 from moescope.storage.shared import ClosedWindow, DomainClock, advance_clock, group_windows
 from moescope.storage.shared.grouping import GROUP_BYTES
-from moescope.storage.shared.spans import RETENTION_US
+from moescope.storage.shared.spans import LATENESS_US, RETENTION_US
 from moescope.storage.token_keys import kept_windows
 from moescope.storage.window_rows import window_rows
 
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
         LaneKey,
         TrailingReference,
     )
+    from moescope.core.exceedance import Exceedances
     from moescope.core.vocabulary import CloseReason
     from moescope.storage.late_windows import Reopened
     from moescope.storage.memory import Memory
@@ -75,12 +81,13 @@ class Commit:
         self._minimum_coverage = minimum_coverage
         self._commit_id = memory.commit_id + 1
         self._histograms: Histograms = {}
+        self._exceedances: Exceedances = {}
         self._kept: dict[LaneKey, list[Kept]] = {}
         self._kept_bytes = 0
         self._references: list[TrailingReference] = []
         self._late_rows: dict[str, int] = {}
 
-    def write(self, emission: Emission) -> None:
+    def write(self, emission: Emission) -> CommitFacts:
         """Write the emission and what follows from it."""
         memory, connection, commit_id = self._memory, self._connection, self._commit_id
         check_continues(emission, memory.progress)
@@ -98,6 +105,9 @@ class Commit:
             self._advance(domain, reopened)
         duplicates = self._keep(emission.windows, token=True)
         self._insert_windows()
+        for increments in emission.exceedances:
+            add_exceedances(self._exceedances, increments)
+        merge_exceedances(connection, self._exceedances, commit_id)
         merge_histograms(connection, self._histograms, commit_id)
         insert_references(connection, [*emission.references, *self._references], commit_id)
         insert_batches(connection, emission.batches, commit_id)
@@ -106,6 +116,12 @@ class Commit:
         write_progress(connection, emission.progress, commit_id)
         self._write_domains({*domains, *duplicates}, duplicates)
         memory.commit_id = commit_id
+        return CommitFacts(
+            commit_id=commit_id,
+            reached_us={domain: _reached(domain, clock) for domain, clock in memory.clocks.items()},
+            exceedances=self._exceedances,
+            lanes=memory.lanes.known,
+        )
 
     def _take_deltas(self, emission: Emission) -> Reopened:
         memory = self._memory
@@ -192,6 +208,8 @@ class Commit:
         for group in group_windows(closed, self._reference):
             finished, increments = self._finisher(group)
             add_histograms(self._histograms, increments)
+            if finished.judgement is not None:
+                add_exceedances(self._exceedances, finished.judgement.exceedances)
             self._keep([finished], token=False)
 
     def _keep(self, finished: Sequence[FinishedWindows], *, token: bool) -> dict[str, int]:
@@ -242,6 +260,13 @@ class Commit:
             domain: memory.clocks.setdefault(domain, DomainClock()) for domain in sorted(domains)
         }
         write_domains(self._connection, clocks, memory.counters, self._commit_id)
+
+
+def _reached(domain: str, clock: DomainClock) -> int:
+    """How far a domain is; one that nothing follows in is past every slot that it has."""
+    if clock.sealed and domain != LIVE_DOMAIN and clock.reached_us != NO_TIME:
+        return slots_closed_by(clock.reached_us) + LATENESS_US
+    return clock.reached_us
 
 
 def _lanes(emission: Emission) -> Iterator[LaneKey]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.emission import LaneKey
 from moescope.storage.columns import insert, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     import duckdb
 
@@ -40,6 +41,11 @@ class Lanes:
     def __getitem__(self, name: str) -> LaneKey:
         """What an id stands for."""
         return self._known[name]
+
+    @property
+    def known(self) -> Mapping[str, LaneKey]:
+        """Every lane, by id."""
+        return MappingProxyType(self._known)
 
     def note(
         self, connection: duckdb.DuckDBPyConnection, lanes: Iterable[LaneKey], commit_id: int

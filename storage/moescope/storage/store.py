@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import duckdb
 
 from moescope.core.clock import SystemClock
 from moescope.core.errors import InternalError
 from moescope.storage.commit import Commit
+from moescope.storage.control import insert_rows, next_number
 from moescope.storage.database import open_database
 from moescope.storage.errors import FencedError, StoreWriteError
 from moescope.storage.memory import Memory, load_memory
 from moescope.storage.progress import read_progress
 from moescope.storage.schema import migrate
+from moescope.storage.threshold_rows import read_book
 from moescope.storage.transaction import transaction
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from moescope.core.clock import Clock
-    from moescope.core.emission import Emission, Finisher, PartitionProgress
+    from moescope.core.emission import CommitHook, Emission, Finisher, PartitionProgress
+    from moescope.core.thresholds import ThresholdBook, ThresholdVersion
     from moescope.storage.shared import WindowShapes
+
+T = TypeVar("T")
 
 DEFAULT_MINIMUM_COVERAGE = 0.9
 
@@ -37,6 +45,12 @@ _OUR_MISTAKES = (
     duckdb.NotSupportedError,
 )
 """What the database says of wrong statements and values; a retry would not help."""
+
+
+_THRESHOLD_TABLES = {"threshold_versions", "threshold_activations"}
+"""A version's lines, references and rules never change, and come with its row."""
+_HOOK_TABLES = {"alerts"}
+"""What the hook writes, and may keep in memory."""
 
 
 class Store:
@@ -52,6 +66,9 @@ class Store:
         shapes: Declared time and step windows.
         minimum_coverage: Windows below it are `insufficient` for that reason.
         clock: For the times in bookkeeping rows; windows never depend on it.
+        book: Kept level with the stored thresholds: filled when the file is opened, and after
+            each `change` of them. Whoever judges windows reads the same book.
+        hook: Takes part in the transaction of each emission.
 
     Raises:
         StoreInUseError: Another process owns the file.
@@ -67,13 +84,19 @@ class Store:
         *,
         minimum_coverage: float = DEFAULT_MINIMUM_COVERAGE,
         clock: Clock | None = None,
+        book: ThresholdBook | None = None,
+        hook: CommitHook | None = None,
     ) -> None:
         self._path = path
         self._finisher = finisher
         self._shapes = shapes
         self._minimum_coverage = minimum_coverage
         self._clock = clock or SystemClock()
-        self._lock = threading.Lock()
+        self._book = book
+        self._hook = hook
+        self._versions: Mapping[str, ThresholdVersion] = {}
+        # Reentrant, so that a change that asks for a cursor does not wait for itself.
+        self._lock = threading.RLock()
         self._memory: Memory | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._fencing_token = 0
@@ -109,12 +132,76 @@ class Store:
                     commit = Commit(
                         connection, memory, self._finisher, self._shapes, self._minimum_coverage
                     )
-                    commit.write(emission)
+                    facts = commit.write(emission)
+                    if self._hook is not None:
+                        self._hook.committing(connection, facts)
                     self._sign(connection, memory.commit_id)
             except duckdb.Error as error:
                 self._abandon(connection)
                 raise self._explained(error) from error
+            except BaseException:
+                self._forget()
+                raise
             self._memory = memory
+            if self._hook is not None:
+                self._hook.committed(facts)
+
+    def change(
+        self,
+        change: Callable[[duckdb.DuckDBPyConnection, int], T],
+        *,
+        author: str,
+        action: str,
+        subject: str = "",
+        reason: str = "",
+        detail: Mapping[str, object] = MappingProxyType({}),
+        audit: bool = True,
+    ) -> T:
+        """Change rows on somebody's behalf, in one signed transaction with its `audit` row.
+
+        Args:
+            change: Called with the connection, inside the transaction, and the commit's number,
+                which every row that it writes has to carry. It must not call this store, except
+                for a cursor, which sees what was committed before.
+            author: Who: a person's account, or `job:` and a name.
+            action: Command, for example `threshold activate`.
+            subject: What it changes.
+            reason: Why, in words.
+            detail: Its arguments; values that JSON does not know are stored as text.
+            audit: False for bookkeeping that nobody needs to answer for.
+
+        Returns:
+            What `change` returned.
+
+        Raises:
+            StoreWriteError: The file could not be written; nothing of it was kept.
+            FencedError: Another owner took over.
+        """
+        with self._lock:
+            connection = self._open()
+            try:
+                with transaction(connection):
+                    commit_id = last_commit(connection) + 1
+                    result = change(connection, commit_id)
+                    if audit:
+                        what = (author, action, subject, reason)
+                        self._audit(connection, commit_id, what, detail)
+                    self._sign(connection, commit_id)
+                    touched = _touched(connection, commit_id)
+                    read = None
+                    if self._book is not None and _THRESHOLD_TABLES & touched:
+                        read = read_book(connection, self._versions)
+            except duckdb.Error as error:
+                self._abandon(connection)
+                raise self._explained(error) from error
+            if self._memory is not None:
+                self._memory.commit_id = commit_id
+            if self._book is not None and read is not None:
+                self._versions = read[0]
+                self._book.replace(*read)
+            if self._hook is not None and _HOOK_TABLES & touched:
+                self._hook.reset()
+            return result
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection of its own for reading in the owner's process; close it after use."""
@@ -132,7 +219,7 @@ class Store:
             if self._connection is not None:
                 self._connection.close()
             self._connection = None
-            self._memory = None
+            self._forget()
 
     def __enter__(self) -> Self:
         """The store itself."""
@@ -149,15 +236,42 @@ class Store:
             try:
                 migrate(connection, self._clock)
                 self._fencing_token = self._become_owner(connection)
+                if self._book is not None:
+                    read = read_book(connection, self._versions)
+                    self._versions = read[0]
+                    self._book.replace(*read)
             except BaseException:
                 connection.close()
                 raise
             self._connection = connection
         return self._connection
 
+    def _forget(self) -> None:
+        """Drop what is in memory: it may disagree with the file."""
+        self._memory = None
+        if self._hook is not None:
+            self._hook.reset()
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).replace(tzinfo=None)
+
+    def _audit(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        commit_id: int,
+        what: tuple[str, str, str, str],
+        detail: Mapping[str, object],
+    ) -> None:
+        row = {
+            "number": next_number(connection, "audit", "number"),
+            "changed_at": self._clock.now_us(),
+            **dict(zip(("author", "action", "subject", "reason"), what, strict=True)),
+            "detail_json": json.dumps(dict(detail), sort_keys=True, default=str),
+        }
+        insert_rows(connection, "audit", [row], commit_id)
+
     def _become_owner(self, connection: duckdb.DuckDBPyConnection) -> int:
-        now = datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).replace(tzinfo=None)
-        who = [socket.gethostname(), os.getpid(), now]
+        who = [socket.gethostname(), os.getpid(), self._now()]
         with transaction(connection):
             row = connection.execute("SELECT fencing_token, last_commit_id FROM owner").fetchone()
             token, commit_id = (row[0] + 1, row[1]) if row else (1, 0)
@@ -196,3 +310,22 @@ class Store:
         with suppress(duckdb.Error):
             connection.close()
         self._connection = None
+        self._forget()
+
+
+def last_commit(connection: duckdb.DuckDBPyConnection) -> int:
+    """Number of the newest transaction."""
+    row = connection.execute("SELECT last_commit_id FROM owner").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _touched(connection: duckdb.DuckDBPyConnection, commit_id: int) -> set[str]:
+    """Which of the tables that somebody holds in memory got rows in a transaction."""
+    return {
+        table
+        for table in sorted(_THRESHOLD_TABLES | _HOOK_TABLES)
+        if connection.execute(
+            f"SELECT 1 FROM {table} WHERE commit_id = ? LIMIT 1",  # noqa: S608 (constants)
+            [commit_id],
+        ).fetchone()
+    }
