@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from moescope.console.app import app
 from moescope.core.metrics import METRICS
+from moescope.core.patterns import PATTERNS
 from moescope.core.settings import SETTINGS
 from moescope.core.tables import TABLES, VIEWS
 
@@ -105,6 +106,32 @@ def metrics_page() -> str:
             rows,
         ),
     )  # fmt: skip
+
+
+def patterns_page() -> str:
+    """One section per pattern."""
+    sections = []
+    for pattern in PATTERNS:
+        marks = [
+            "may page" if pattern.pages else "informs, never pages",
+            *(["found by `moescope pattern pair` only"] if pattern.paired else []),
+            *(["experimental"] if pattern.experimental else []),
+        ]
+        sections.append(
+            document(
+                f"## `{pattern.name}`",
+                f"{pattern.summary} ({'; '.join(marks)})",
+                f"- Evidence: {pattern.evidence}\n- Likely cause: {pattern.likely_cause}\n"
+                f"- Next step: {pattern.next_step}",
+            )
+        )
+    return document(
+        "# Patterns",
+        "What detectors name, and what to do about it. `moescope pattern list` shows what was "
+        "found; rows are in the table `patterns`. Lines are those of the thresholds in force: "
+        "before a calibration only `engine_fault` can be found.",
+        *sections,
+    )
 
 
 def tables_page() -> str:
@@ -255,6 +282,7 @@ def commands_page() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
+    "patterns.md": patterns_page,
     "tables.md": tables_page,
     "errors.md": errors_page,
     "commands.md": commands_page,

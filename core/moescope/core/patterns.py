@@ -1,0 +1,118 @@
+"""The patterns that detectors name: declarations that code, commands and documents share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pattern:
+    """A shape that windows can take, and what it means.
+
+    Attributes:
+        name: What findings and commands call it.
+        summary: One sentence: what is going on.
+        evidence: What a detector needs to see.
+        likely_cause: In words.
+        next_step: What to do about it.
+        pages: Whether it is a fault that may page somebody.
+        paired: Found only by comparing two sets of requests that a person names.
+        experimental: Its false alarms are not known well enough to rely on it.
+    """
+
+    name: str
+    summary: str
+    evidence: str
+    likely_cause: str
+    next_step: str
+    pages: bool
+    paired: bool = False
+    experimental: bool = False
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="fixed_prefix",
+        summary="Different requests choose the same experts at the same positions.",
+        evidence="`positional_agreement` past its red line in at least half of the layers, in two "
+        "of three 60 s windows or four of five 5 s windows in a row.",
+        likely_cause="Requests begin with the same text (a system prompt, a template), and the "
+        "engine computes it again for each of them.",
+        next_step="Switch prefix caching on, or check why it misses: with the cache the prefix is "
+        "computed once, and the pattern is gone.",
+        pages=True,
+    ),
+    Pattern(
+        name="concurrency_collision",
+        summary="Requests that run side by side load the same experts.",
+        evidence="`request_similarity` past its red line in at least half of the layers, and "
+        "`routing_shift` or `js_trailing` past its red line in at least half, in the same window "
+        "of at most 5 s; two such windows of four in a row.",
+        likely_cause="Requests about one document, or with one prefix, were scheduled together.",
+        next_step="Cache the common prefix, or spread such requests over time or replicas.",
+        pages=True,
+    ),
+    Pattern(
+        name="late_convergence",
+        summary="Long generations narrow to a few experts, the later the more.",
+        evidence="In a minute, at least half of the requests that got past their first token "
+        "window (at least 5) have a later one with `routing_shift`, `router_entropy` or "
+        "`topk_overlap` past its red line in at least half of the layers.",
+        likely_cause="Greedy or low-temperature decoding that has fallen into a loop.",
+        next_step="Look at what these requests generate; use a repetition penalty, a higher "
+        "temperature, or a shorter limit.",
+        pages=True,
+    ),
+    Pattern(
+        name="mix_shift",
+        summary="The traffic changed, and the router did what it always does with such traffic.",
+        evidence="`mix_shift` past its red line in at least half of the layers while "
+        "`routing_shift` is not, in three of four time windows in a row.",
+        likely_cause="Another share of scenes: a new customer, a batch job, a time of day.",
+        next_step="No fault. If it lasts, calibrate anew with the new mix; watch `rank_load`.",
+        pages=False,
+    ),
+    Pattern(
+        name="engine_fault",
+        summary="What the producer sends cannot be the router's choice.",
+        evidence="More than one in a thousand (token, layer) pairs of a node's minute repeat an "
+        "expert, name one that does not exist, are all zero, or repeat the row before for long.",
+        likely_cause="A fused kernel that bypasses the hook, warm-up or padding rows that are not "
+        "marked, physical ids, or an overwritten buffer.",
+        next_step="`moescope doctor` and the view `coverage` show the node and the reason; "
+        "compare the ids with a run of the same prompt without the kernel.",
+        pages=True,
+    ),
+    Pattern(
+        name="few_shot_pull",
+        summary="Examples in the prompt pull different questions to the same experts.",
+        evidence="Paired: the same questions with and without examples. The similarity between "
+        "requests is greater with them, by more than relabelling the pairs at random gives in one "
+        "of a hundred trials, in at least half of the layers.",
+        likely_cause="The examples' form decides the routing of what follows.",
+        next_step="Vary the examples, or accept it and calibrate the few-shot scene on its own.",
+        pages=False,
+        paired=True,
+    ),
+    Pattern(
+        name="periodic_pulse",
+        summary="A request's experts come back at a fixed distance.",
+        evidence="The lag overlap at some lag of 8 … 64 stands out from its neighbours by more "
+        "than in 99 of 100 healthy windows, in at least half of the layers, in three of four "
+        "windows in a row.",
+        likely_cause="Structured output (JSON records, tables) with a fixed period.",
+        next_step="Nothing by itself; look at `request_similarity` if many requests do it at once.",
+        pages=False,
+        experimental=True,
+    ),
+)
+"""Every pattern that this version can find."""
+
+PATTERN_BY_NAME: Mapping[str, Pattern] = MappingProxyType(
+    {pattern.name: pattern for pattern in PATTERNS}
+)
