@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 def count_metrics(counts: Sequence[int], top_k: int) -> dict[str, float | None]:
@@ -78,3 +79,46 @@ def _kl(p: Sequence[Fraction], q: Sequence[Fraction]) -> float:
 def _log(ratio: Fraction) -> float:
     """Natural logarithm of a fraction, from its exact distance to 1 where that is small."""
     return math.log1p(float(ratio - 1)) if abs(ratio - 1) < Fraction(1, 2) else math.log(ratio)
+
+
+def mix(scenes: Mapping[str, Sequence[int]], tokens: Mapping[str, int]) -> list[Fraction] | None:
+    """Scene mix of one layer; None where a scene with tokens is not among the references."""
+    present = {scene: number for scene, number in tokens.items() if number}
+    if not present or not set(present) <= set(scenes):
+        return None
+    total = sum(present.values())
+    parts = {scene: smoothed(scenes[scene]) for scene in present}
+    experts = len(next(iter(parts.values())))
+    return [
+        sum(
+            (Fraction(number, total) * parts[scene][e] for scene, number in present.items()),
+            start=Fraction(0),
+        )
+        for e in range(experts)
+    ]
+
+
+def js(p: Sequence[Fraction], q: Sequence[Fraction]) -> float:
+    """Jensen-Shannon divergence of two distributions, in bits."""
+    average = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+    return (_kl(p, average) + _kl(q, average)) / 2 / math.log(2)
+
+
+def agreement(requests: Mapping[int, Sequence[set[int]]], top_k: int) -> float | None:
+    """Mean of |S ∩ S'| / k over all pairs of requests at the same position, pair by pair."""
+    shares = [
+        Fraction(len(one & other), top_k)
+        for sets in requests.values()
+        for one, other in combinations(sets, 2)
+    ]
+    return float(sum(shares) / len(shares)) if shares else None
+
+
+def similarity(panes: Sequence[Sequence[Sequence[int]]]) -> float | None:
+    """Mean of w·w' over all pairs of the vectors of each pane, vector by vector."""
+    products = [
+        sum(a * b for a, b in zip(one, other, strict=True))
+        for pane in panes
+        for one, other in combinations(pane, 2)
+    ]
+    return float(Fraction(sum(products), len(products))) if products else None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from oracles import metrics_plain as oracle
 
 from moescope.core.metrics import METRIC_NAMES
+from moescope.core.thresholds import BaselineReference
 from moescope.processors.finish_kernel import finish_counts, layer_references
+from moescope.processors.metrics import distinct_mixes
 
 any_count = st.one_of(st.integers(0, 9), st.integers(0, 2_000), st.integers(0, 2**40))
 
@@ -38,10 +41,15 @@ def test_compiled_metrics_equal_the_formulas(case: tuple[list[int], list[int], i
     expected["js_trailing"], expected["kl_trailing"] = (
         oracle.divergence(counts, oracle.smoothed(reference)) if any(reference) else (None, None)
     )
+    expected["routing_shift"] = expected["js_trailing"]
+    n = sum(counts)
+    expected["overlap_chance"] = float(top_k * sum(Fraction(c, n) ** 2 for c in counts))
+    baseline = BaselineReference(scenes={"a": np.array([reference])}, tokens={"a": 1})
     values = finish_counts(
         np.array([[counts]], np.uint64),
         top_k,
         trailing=layer_references(np.array([reference]), top_k),
+        mixes=distinct_mixes(baseline, [{"a": 1}]),
     )
     for name, value in expected.items():
         actual = float(values[0, 0, METRIC_NAMES.index(name)])

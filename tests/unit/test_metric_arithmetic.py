@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from moescope.core.errors import InputError
-from moescope.core.metrics import BY_NAME, COUNT_METRICS, DROPS_UNKNOWN
+from moescope.core.metrics import (
+    BY_NAME,
+    COUNT_METRICS,
+    DROPS_UNKNOWN,
+    METRIC_NAMES,
+    METRICS,
+    Needs,
+    Reference,
+)
+from moescope.core.router_sums import FIXED_POINT, ROUTER_SUMS, PositionCounts, SimilaritySums
+from moescope.core.thresholds import BaselineReference
 from moescope.processors.metrics import (
     MAX_ASSIGNMENTS,
     count_metrics,
@@ -114,9 +124,44 @@ def test_hot_is_exact_where_floats_are_not(shift: int) -> None:
 def test_a_window_without_assignments_is_null() -> None:
     """No data is neither healthy nor bad: every metric is NaN, beside rows that have values."""
     counts = np.array([[0, 0, 0], [1, 2, 3]])
-    values = metric_values(counts, 1, trailing=np.array([5, 5, 5]), dropped=np.array([0, 2]))
+    sums = np.ones((2, 1, ROUTER_SUMS), np.int64)
+    positions = PositionCounts(index=np.array([0, 1]), count=np.array([2, 1]))
+    pane = SimilaritySums(
+        start_us=0,
+        size_us=1_000_000,
+        weighted=np.array([[FIXED_POINT, 0, 0]]),
+        squares=np.array([FIXED_POINT]),
+        requests=np.array([2]),
+        left_out=np.array([0]),
+    )
+    values = metric_values(
+        counts[:, None],
+        1,
+        trailing=np.array([5, 5, 5]),
+        dropped=np.array([[0], [2]]),
+        baseline=BaselineReference(scenes={"a": np.array([[4, 5, 6]])}, tokens={"a": 1}),
+        scene_tokens=[{"a": 0}, {"a": 6}],
+        router=sums,
+        positions=[positions, positions],
+        similarity=[[pane], [pane]],
+    )[:, 0]
     assert np.isnan(values[0]).all()
     assert np.isfinite(values[1]).all()
+
+
+def test_windows_that_lack_a_part_lack_its_metrics_only() -> None:
+    """Each metric is null where its own source is missing, window by window."""
+    counts = np.array([[[4, 2]], [[3, 3]]])
+    positions = PositionCounts(index=np.array([0, 1]), count=np.array([2, 1]))
+    values = metric_values(counts, 1, positions=[None, positions], similarity=[[], []])
+    null = [{METRIC_NAMES[m] for m in np.flatnonzero(np.isnan(row[0]))} for row in values]
+    assert null[0] - null[1] == {"positional_agreement"}
+    assert null[1] == {
+        metric.name
+        for metric in METRICS
+        if metric.needs in {Needs.DROPS, Needs.SCORES, Needs.PAIRS, Needs.RANKS, Needs.REQUESTS}
+        or metric.reference in {Reference.TRAILING, Reference.BASELINE}
+    }
 
 
 def test_a_single_expert() -> None:

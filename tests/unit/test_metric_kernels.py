@@ -12,13 +12,15 @@ import pytest
 from moescope.core.errors import InputError
 from moescope.core.histograms import NO_SLOT, SLOTS, bin_index
 from moescope.core.metrics import DROPS_UNKNOWN, HISTOGRAM_METRICS, METRIC_NAMES
+from moescope.core.thresholds import BaselineReference
 from moescope.processors.finish_kernel import finish_counts, layer_references
+from moescope.processors.finish_rows import KERNEL_ORDER
 from moescope.processors.histogram_kernel import (
     NO_HISTOGRAM,
     add_to_histograms,
     empty_histograms,
 )
-from moescope.processors.metrics import metric_values
+from moescope.processors.metrics import DistinctMixes, distinct_mixes, metric_values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +47,23 @@ def test_kernel_equals_numpy(dtype: Any, scale: int) -> None:  # noqa: ANN401
     counts = _windows(9, 4, 48, scale, dtype)
     reference = counts.sum(axis=0).astype(np.int64)
     dropped = (counts.sum(axis=-1) // 5).astype(np.uint64)
-    expected = metric_values(counts, 6, dropped=dropped, trailing=reference)
-    actual = finish_counts(counts, 6, dropped=dropped, trailing=layer_references(reference, 6))
+    baseline = BaselineReference(
+        scenes={"a": reference, "b": reference[::-1]}, tokens={"a": 1, "b": 0}
+    )
+    scenes = [{"a": 1}, {"b": 2}, {"a": 1, "b": 1}, {"c": 1}, {}] * 2
+    expected = metric_values(
+        counts, 6, dropped=dropped, trailing=reference, baseline=baseline, scene_tokens=scenes[:9]
+    )
+    expected[..., METRIC_NAMES.index("mix_shift")] = np.nan
+    actual = finish_counts(
+        counts,
+        6,
+        dropped=dropped,
+        trailing=layer_references(reference, 6),
+        mixes=distinct_mixes(baseline, scenes[:9]),
+    )
+    shift = actual[..., METRIC_NAMES.index("routing_shift")]
+    assert np.isnan(shift[:, 0]).tolist() == [not each or "c" in each for each in scenes[:9]]
     assert actual.shape == (9, 4, len(METRIC_NAMES))
     assert np.allclose(actual, expected, rtol=1e-12, atol=1e-15, equal_nan=True)
     assert np.array_equal(actual[..., INTEGER_METRICS], expected[..., INTEGER_METRICS])
@@ -71,10 +88,11 @@ def test_missing_parts_are_null() -> None:
         for l in range(2)  # noqa: E741
     }
     trailing = {"js_trailing", "kl_trailing", "js_trailing_floor", "kl_trailing_floor"}
-    assert null[0, 0] == set()
-    assert null[0, 1] == trailing | {"drop_rate"}
+    elsewhere = set(METRIC_NAMES) - set(KERNEL_ORDER) | {"routing_shift"}
+    assert null[0, 0] == elsewhere
+    assert null[0, 1] == elsewhere | trailing | {"drop_rate"}
     assert null[1, 0] == set(METRIC_NAMES)
-    assert null[1, 1] == trailing | {"drop_rate"}
+    assert null[1, 1] == elsewhere | trailing | {"drop_rate"}
     assert values[0, 0, METRIC_NAMES.index("drop_rate")] == 1 / 16
 
 
@@ -109,6 +127,21 @@ def test_no_windows() -> None:
             np.zeros((1, 2, 8), np.uint32),
             {"trailing": layer_references(np.ones((3, 8), np.int64), 2)},
             "layers and experts",
+        ),
+        (
+            np.zeros((1, 2, 8), np.uint32),
+            {"mixes": DistinctMixes(np.zeros(2, np.int64), np.ones((1, 2, 8)))},
+            "windows, layers and experts",
+        ),
+        (
+            np.zeros((1, 2, 8), np.uint32),
+            {"mixes": DistinctMixes(np.zeros(1, np.int64), np.ones((1, 3, 8)))},
+            "windows, layers and experts",
+        ),
+        (
+            np.zeros((1, 2, 8), np.uint32),
+            {"mixes": DistinctMixes(np.ones(1, np.int64), np.ones((1, 2, 8)))},
+            "has mix 1",
         ),
     ],
 )

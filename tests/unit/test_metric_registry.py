@@ -21,10 +21,12 @@ from moescope.core.metrics import (
     BY_NAME,
     COUNT_METRICS,
     DIVERGENCES,
+    FAMILIES,
     HISTOGRAM_METRICS,
     JUDGED_METRICS,
     METRIC_NAMES,
     METRICS,
+    Family,
     Scale,
     Side,
 )
@@ -84,11 +86,28 @@ def test_only_metrics_with_a_bad_side_alert() -> None:
     assert {metric.name for metric in METRICS} - {metric.name for metric in JUDGED_METRICS} == {
         "hot_expert_share",
         "working_set",
+        "overlap_chance",
         "js_uniform_floor",
         "kl_uniform_floor",
         "js_trailing_floor",
         "kl_trailing_floor",
     }
+
+
+def test_what_alerts_belongs_to_one_family() -> None:
+    """Paging reads families: a metric without one would never page, one in two pages twice."""
+    alerting = {metric.name for metric in METRICS if metric.alerts}
+    members = [metric.name for family in Family for metric in FAMILIES[family]]
+    assert sorted(members) == sorted(alerting)
+    assert all(FAMILIES[family] for family in Family)
+    judged_only = {metric.name for metric in JUDGED_METRICS} - alerting
+    assert judged_only == {"jain_index", "kl_uniform", "kl_trailing", "mix_shift"}
+
+
+def test_bits_of_judgements_fit() -> None:
+    """Each judged metric has a bit of its own in 64; the order is that of the columns."""
+    assert len(JUDGED_METRICS) <= 64
+    assert [m for m in METRICS if m in JUDGED_METRICS] == list(JUDGED_METRICS)
 
 
 def test_every_divergence_names_its_noise_floor() -> None:
@@ -123,22 +142,34 @@ def test_description_and_type_serve_a_table() -> None:
 def test_the_explanation_page_covers_every_metric(repository_root: Path) -> None:
     """Each metric has a row with its very formula in docs/explanation/metrics.md."""
     page = (repository_root / "docs" / "explanation" / "metrics.md").read_text(encoding="utf-8")
-    for metric in (*COUNT_METRICS, *DIVERGENCES):
-        name = metric.name if metric.reference is None else metric.name.split("_", maxsplit=1)[0]
-        assert f"`{name}" in page
-        assert metric.formula in page.replace("\\|", "|")
+    lines = page.replace("\\|", "|").splitlines()
+    for metric in METRICS:
+        assert f"`{metric.name}`" in page, metric.name
+    for metric in HISTOGRAM_METRICS:
+        rows = [line for line in lines if line.startswith("|") and f"`{metric.name}`" in line]
+        assert any(metric.formula in row for row in rows), metric.name
 
 
 @pytest.mark.parametrize(("experts", "top_k"), SHAPES)
 def test_bin_edges_ascend_and_cover_the_bounds(experts: int, top_k: int) -> None:
-    """Every attainable value of a linear metric is inside, bounds included."""
+    """Every attainable value of a linear metric is inside, bounds included.
+
+    Where the attainable has no end, the declared range is inside and what is beyond is kept apart.
+    """
     for metric in HISTOGRAM_METRICS:
         edges = bin_edges(metric, experts, top_k)
         assert edges.shape == (BINS + 1,)
         assert (np.diff(edges) > 0).all()
-        low, high = metric.bounds(experts, top_k)
-        assert metric.histogram is not None
-        if metric.histogram.scale is Scale.LINEAR and not math.isnan(low):
+        spec = metric.histogram
+        assert spec is not None
+        attainable = metric.bounds(experts, top_k)
+        if spec.scale is Scale.LINEAR and not math.isnan(attainable[0]):
+            low = attainable[0] if spec.low is None else spec.low
+            high = attainable[1] if spec.high is None else spec.high
+            assert math.isfinite(low)
+            assert math.isfinite(high)
+            beyond = [value for value in attainable if not low <= value <= high]
+            assert {UNDERFLOW, OVERFLOW}.issuperset(bin_index(metric, beyond, experts, top_k))
             slots = bin_index(metric, [low, high], experts, top_k)
             assert slots[0] == 1
             assert slots[1] == (BINS if high > low else 1)

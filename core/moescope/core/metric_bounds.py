@@ -107,6 +107,11 @@ def share(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (every bound take
     return 0.0, 1.0
 
 
+def router_margin(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+    """A gap is not negative; scores may be logits or carry a bias, so it has no upper bound."""
+    return 0.0, math.inf
+
+
 def topk_overlap(experts: int, top_k: int) -> Bounds:
     """Two sets of k among E experts share at least 2k − E."""
     return max(0, 2 * top_k - experts) / top_k, 1.0

@@ -1,4 +1,4 @@
-"""All metrics of closed windows in one compiled pass.
+"""All metrics of closed windows that follow from their counts, in one compiled pass.
 
 Gives what `moescope.processors.metrics.metric_values` gives (to rounding), for the path that
 finishes every window of a fleet.
@@ -15,6 +15,8 @@ from moescope.core.metrics import METRIC_NAMES
 from moescope.processors.finish_rows import KERNEL_ORDER, finish_rows
 from moescope.processors.metrics import (
     FLOOR_TOKENS,
+    UNKNOWN_MIX,
+    DistinctMixes,
     noise_floor_table,
     smoothed_reference,
     uniform_floor_table,
@@ -61,8 +63,9 @@ def finish_counts(
     *,
     dropped: NDArray[np.uint64] | None = None,
     trailing: LayerReferences | None = None,
+    mixes: DistinctMixes | None = None,
 ) -> NDArray[np.float64]:
-    """Every registry metric of every window and layer.
+    """Every registry metric of every window and layer that needs counts and references only.
 
     A row's values depend on that row alone, and are the same however rows are grouped.
 
@@ -72,9 +75,11 @@ def finish_counts(
         dropped: uint64 [W, L]; values over the row's assignments, `DROPS_UNKNOWN` above all,
             give a null drop rate. None: unknown everywhere.
         trailing: The trailing reference of the L layers. None: its metrics are null.
+        mixes: What the baseline expects of each window's traffic. None: routing shift is null.
 
     Returns:
-        float64 [W, L, M] in the order of `moescope.core.metrics.METRICS`; NaN is null.
+        float64 [W, L, M] in the order of `moescope.core.metrics.METRICS`; NaN is null. Columns
+        of metrics that need more than that are left null.
 
     Raises:
         InputError: Shapes or types do not fit together, or k is not in 1 … E.
@@ -104,6 +109,17 @@ def finish_counts(
             "The trailing reference must have the layers and experts of the counts.",
             why=f"It is {trailing.q.shape}, the counts {counts.shape}.",
         )
+    if mixes is None:
+        mixes = DistinctMixes(
+            np.full(windows, UNKNOWN_MIX, np.int64), np.empty((0, layers, experts))
+        )
+    elif mixes.place.shape != (windows,) or mixes.q.shape[1:] != (layers, experts):
+        raise InputError(
+            "Mixes must have the windows, layers and experts of the counts.",
+            why=f"They are {mixes.place.shape} and {mixes.q.shape}, the counts {counts.shape}.",
+        )
+    elif windows and mixes.place.max() >= len(mixes.q):
+        raise InputError(f"A window has mix {mixes.place.max()}, but there are {len(mixes.q)}.")
     uniform = uniform_floor_table(experts, top_k)
     values = np.full((windows, layers, len(METRIC_NAMES)), np.nan)
     finish_rows(
@@ -116,6 +132,8 @@ def finish_counts(
         # A copy: the cached table is read-only, which would be another type to compile for.
         uniform.js.copy(),
         uniform.kl.copy(),
+        np.ascontiguousarray(mixes.q),
+        np.ascontiguousarray(mixes.place, np.int64),
         _COLUMNS,
         values,
     )

@@ -42,6 +42,8 @@ KERNEL_ORDER = (
     "kl_uniform_floor",
     "js_trailing_floor",
     "kl_trailing_floor",
+    "overlap_chance",
+    "routing_shift",
 )
 """Metrics in the order in which a row's result holds them."""
 
@@ -64,6 +66,8 @@ def finish_rows(  # noqa: PLR0917 (compiled code is called by position)
     kl_floor: NDArray[np.float64],
     js_uniform_floor: NDArray[np.float64],
     kl_uniform_floor: NDArray[np.float64],
+    mixes: NDArray[np.float64],
+    mix_of: NDArray[np.int64],
     columns: NDArray[np.int64],
     values: NDArray[np.float64],
 ) -> None:
@@ -78,6 +82,8 @@ def finish_rows(  # noqa: PLR0917 (compiled code is called by position)
         kl_floor: float64 [L, G].
         js_uniform_floor: float64 [G] noise floors of the uniform reference.
         kl_uniform_floor: float64 [G].
+        mixes: float64 [D, L, E] loads that the baseline expects of the windows' traffic.
+        mix_of: int64 [W] the mix of each window, negative where there is none.
         columns: int64, the column in `values` of each metric of `KERNEL_ORDER`.
         values: float64 [W, L, M].
     """
@@ -98,8 +104,7 @@ def finish_rows(  # noqa: PLR0917 (compiled code is called by position)
             if n == 0:
                 continue
             runs = _distinct_counts(row, most, distinct, times, spare, buckets)
-            for metric in range(columns.shape[0]):
-                result[metric] = np.nan
+            result[:] = np.nan
             _load(distinct, times, runs, experts, n, top_k, result)
             if dropped.shape[0] > 0 and dropped[window, layer] <= np.uint64(n):
                 result[10] = np.float64(dropped[window, layer]) / n
@@ -116,6 +121,8 @@ def finish_rows(  # noqa: PLR0917 (compiled code is called by position)
                 result[13], result[14] = _divergences(p, q[layer], once, experts, work)
                 result[17] = _floor_at(js_floor[layer], tokens)
                 result[18] = _floor_at(kl_floor[layer], tokens)
+            if mix_of[window] >= 0:
+                result[20] = _shift(row, n, mixes[mix_of[window], layer], p, work)
             for metric in range(columns.shape[0]):
                 values[window, layer, columns[metric]] = result[metric]
 
@@ -246,6 +253,8 @@ def _load(  # noqa: PLR0917 (as above)
     result[7] = (distinct[runs - 1] * experts - n) / n
     result[8] = inequality / (np.float64(experts) * n)
     result[9] = experts - (times[0] if distinct[0] == 0 else 0)
+    # E Σ p² = 1 + cv².
+    result[19] = top_k * (1.0 + cv_squared) / experts
 
 
 @compiled
@@ -300,6 +309,39 @@ def _divergences(
         js += times[index] * js_part
         kl += times[index] * kl_part
     return js * (0.5 / math.log(2.0)), kl
+
+
+@compiled
+def _shift(
+    row: NDArray[np.int64],
+    n: np.int64,
+    q: NDArray[np.float64],
+    p: NDArray[np.float64],
+    work: Workspace,
+) -> float:
+    """Jensen-Shannon divergence of a row from q alone, as `_divergences`; `p` is overwritten."""
+    experts = row.shape[0]
+    if np.isnan(q[0]):
+        return math.nan
+    total = n + 0.5 * experts
+    x, s, series, _ = work
+    for expert in range(experts):
+        p[expert] = (row[expert] + 0.5 * experts * q[expert]) / total
+        x[expert] = (p[expert] - q[expert]) / (p[expert] + q[expert])
+        s[expert] = x[expert] * x[expert]
+        series[expert] = 0.0
+    for term in range(_SERIES_TERMS - 1, -1, -1):
+        factor = 1.0 / ((2 * term + 1) * (term + 1))
+        for expert in range(experts):
+            series[expert] = series[expert] * s[expert] + factor
+    js = 0.0
+    for expert in range(experts):
+        a = 0.5 * (p[expert] + q[expert])
+        if s[expert] < _SERIES_LIMIT:
+            js += a * s[expert] * series[expert]
+        else:
+            js += p[expert] * math.log(p[expert] / a) + q[expert] * math.log(q[expert] / a)
+    return js * (0.5 / math.log(2.0))
 
 
 @compiled

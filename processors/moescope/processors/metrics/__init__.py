@@ -13,6 +13,15 @@ from moescope.processors.metrics.divergence import (
     smoothed_reference,
     uniform_reference,
 )
+from moescope.processors.metrics.exceeding import exceedance
+from moescope.processors.metrics.mix import (
+    UNKNOWN_MIX,
+    DistinctMixes,
+    distinct_mixes,
+    mix_shift,
+    routing_shift,
+    scene_mix,
+)
 from moescope.processors.metrics.noise import (
     FLOOR_TOKENS,
     FloorTable,
@@ -20,18 +29,38 @@ from moescope.processors.metrics.noise import (
     noise_floor_table,
     uniform_floor_table,
 )
+from moescope.processors.metrics.requests import positional_agreement, request_similarity
+from moescope.processors.metrics.router import (
+    averages_of_sums,
+    lag_overlap,
+    overlap_chance,
+    router_metrics,
+)
 from moescope.processors.metrics.values import metric_values
 
 __all__ = [
     "FLOOR_TOKENS",
     "MAX_ASSIGNMENTS",
+    "UNKNOWN_MIX",
+    "DistinctMixes",
     "Divergence",
     "FloorTable",
+    "averages_of_sums",
     "count_metrics",
+    "distinct_mixes",
     "divergence",
+    "exceedance",
+    "lag_overlap",
     "metric_values",
+    "mix_shift",
     "noise_floor",
     "noise_floor_table",
+    "overlap_chance",
+    "positional_agreement",
+    "request_similarity",
+    "router_metrics",
+    "routing_shift",
+    "scene_mix",
     "smoothed_reference",
     "uniform_floor_table",
     "uniform_reference",

@@ -9,10 +9,21 @@ import numpy as np
 from moescope.core.metrics import METRIC_NAMES, Reference
 from moescope.processors.metrics.counts import count_metrics
 from moescope.processors.metrics.divergence import divergence, uniform_reference
+from moescope.processors.metrics.mix import mix_shift, routing_shift, scene_mix
 from moescope.processors.metrics.noise import noise_floor, noise_floor_table, uniform_floor_table
+from moescope.processors.metrics.requests import positional_agreement, request_similarity
+from moescope.processors.metrics.router import averages_of_sums, overlap_chance
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
+
     from numpy.typing import ArrayLike, NDArray
+
+    from moescope.core.router_sums import PositionCounts, SimilaritySums
+    from moescope.core.thresholds import BaselineReference
+
+    Sums = TypeVar("Sums")
 
 
 def metric_values(
@@ -21,20 +32,31 @@ def metric_values(
     *,
     dropped: ArrayLike | None = None,
     trailing: ArrayLike | None = None,
+    baseline: BaselineReference | None = None,
+    scene_tokens: Sequence[Mapping[str, int]] = (),
+    router: NDArray[np.int64] | None = None,
+    positions: Sequence[PositionCounts | None] = (),
+    similarity: Sequence[Sequence[SimilaritySums]] = (),
 ) -> NDArray[np.float64]:
     """Every registry metric of every window and layer.
 
     Args:
-        counts: Integers [..., E].
+        counts: Integers [..., E]; with any of the arguments after `trailing`, [W, L, E].
         top_k: k.
         dropped: As `count_metrics`.
         trailing: Counts or distribution of the trailing reference, broadcasting with `counts`.
+        baseline: Loads of the baseline by scene.
+        scene_tokens: [W] tokens per scene of each window; empty: unknown.
+        router: int64 [W, L, ROUTER_SUMS], or None.
+        positions: [W] counts at sampled positions or None; or empty.
+        similarity: [W] similarity panes of each window; or empty.
 
     Returns:
-        float64 [..., M] in the order of `moescope.core.metrics.METRICS`; NaN is null.
+        float64 [..., M] in the order of `moescope.core.metrics.METRICS`; NaN is null, also
+        wherever a window and layer has no assignments.
 
     Raises:
-        InputError: As `count_metrics` and `divergence`.
+        InputError: As the functions of this package that compute the parts.
     """
     c = np.asarray(counts)
     columns = count_metrics(c, top_k, dropped=dropped)
@@ -51,5 +73,29 @@ def metric_values(
         for kind in ("js", "kl"):
             columns[f"{kind}_{name}"] = getattr(distance, kind)
             columns[f"{kind}_{name}_floor"] = noise_floor(getattr(floors[name], kind), tokens)
+    if baseline is not None and scene_tokens:
+        q = scene_mix(baseline, scene_tokens)
+        columns["routing_shift"] = routing_shift(c, q)
+        columns["mix_shift"] = mix_shift(baseline, q)
+    columns["overlap_chance"] = overlap_chance(c, top_k)
+    if router is not None:
+        columns |= averages_of_sums(router, top_k)
+    if positions:
+        columns["positional_agreement"] = where_known(
+            positions, c.shape[1], lambda each: positional_agreement(each, top_k, *c.shape[1:])
+        )
+    if similarity:
+        known = [panes or None for panes in similarity]
+        columns["request_similarity"] = where_known(known, c.shape[1], request_similarity)
     null = np.full(c.shape[:-1], np.nan)
-    return np.stack([columns.get(name, null) for name in METRIC_NAMES], axis=-1)
+    values = np.stack([columns.get(name, null) for name in METRIC_NAMES], axis=-1)
+    values[tokens == 0] = np.nan
+    return values
+
+
+def where_known(
+    sums: Sequence[Sums | None], layers: int, value: Callable[[Sums], NDArray[np.float64]]
+) -> NDArray[np.float64]:
+    """A value per window and layer from sums that some windows lack: float64 [W, L]."""
+    null = np.full(layers, np.nan)
+    return np.array([null if each is None else value(each) for each in sums])

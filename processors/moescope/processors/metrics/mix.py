@@ -1,0 +1,163 @@
+"""What of a window's distance from the baseline is its traffic, and what is its router.
+
+Each scene of the baseline has its own reference q_s, smoothed on its own. A window's **scene
+mix** is q = Σ_s t_s q_s, with t_s its own share of tokens of scene s: the load that this traffic
+would have had in the baseline. `routing_shift` is the window's distance from it, `mix_shift`
+the distance of the mix from that of the baseline's own traffic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from moescope.core.errors import InputError
+from moescope.processors.metrics.divergence import (
+    divergence,
+    divergence_terms,
+    smoothed_reference,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from moescope.core.thresholds import BaselineReference
+
+UNKNOWN_MIX = -1
+"""In `DistinctMixes.place`: a scene of the window is not in the reference, or none is known."""
+
+
+class DistinctMixes(NamedTuple):
+    """The few mixes of many windows.
+
+    Attributes:
+        place: int64 [W], the mix of each window, or `UNKNOWN_MIX`.
+        q: float64 [D, L, E]; NaN at layers where one of the mixed scenes has no assignments.
+    """
+
+    place: NDArray[np.int64]
+    q: NDArray[np.float64]
+
+
+def distinct_mixes(
+    reference: BaselineReference, scene_tokens: Sequence[Mapping[str, int]]
+) -> DistinctMixes:
+    """The scene mix of each window; windows of equal shares have one in common.
+
+    Args:
+        reference: Loads of the baseline by scene.
+        scene_tokens: [W] tokens per scene of each window.
+
+    Raises:
+        InputError: The reference holds no scene, or scenes of different shapes.
+    """
+    shape = _shape(reference)
+    smoothed: dict[str, NDArray[np.float64]] = {}
+    places: dict[tuple[tuple[str, int], ...], int] = {}
+    mixes: list[NDArray[np.float64]] = []
+    place = np.full(len(scene_tokens), UNKNOWN_MIX, np.int64)
+    for window, given in enumerate(scene_tokens):
+        mix = _lowest_terms(given)
+        if not mix or any(scene not in reference.scenes for scene, _ in mix):
+            continue
+        known = places.get(mix)
+        if known is None:
+            known = places[mix] = len(mixes)
+            for scene, _ in mix:
+                if scene not in smoothed:
+                    smoothed[scene] = smoothed_reference(reference.scenes[scene])
+            mixes.append(_mixed(smoothed, mix))
+        place[window] = known
+    return DistinctMixes(place, np.stack(mixes) if mixes else np.empty((0, *shape)))
+
+
+def scene_mix(
+    reference: BaselineReference, scene_tokens: Sequence[Mapping[str, int]]
+) -> NDArray[np.float64]:
+    """The load that each window's traffic had in the baseline: q = Σ_s t_s q_s.
+
+    Args:
+        reference: Loads of the baseline by scene.
+        scene_tokens: [W] tokens per scene of each window; scenes without tokens do not count.
+
+    Returns:
+        float64 [W, L, E], sums to 1. NaN for windows with a scene that the reference does not
+        hold, or of unknown scenes, and at layers where a scene of the mix has no assignments.
+
+    Raises:
+        InputError: The reference holds no scene, or scenes of different shapes.
+    """
+    place, q = distinct_mixes(reference, scene_tokens)
+    whole = np.full((len(place), *_shape(reference)), np.nan)
+    known = place != UNKNOWN_MIX
+    whole[known] = q[place[known]]
+    return whole
+
+
+def routing_shift(counts: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
+    """Distance of windows from the load that their traffic had in the baseline, in bits.
+
+    Args:
+        counts: Integers [..., E].
+        q: float64, as `scene_mix` gives it; broadcasts with `counts`.
+
+    Returns:
+        float64 [...], the Jensen–Shannon divergence of the smoothed window; NaN for windows
+        without assignments or without a mix.
+
+    Raises:
+        InputError: As `moescope.processors.metrics.divergence`.
+    """
+    return divergence(counts, np.asarray(q, np.float64)).js
+
+
+def mix_shift(reference: BaselineReference, q: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the traffic alone moves the load from the baseline's, in bits.
+
+    Args:
+        reference: Loads of the baseline by scene, and its tokens per scene.
+        q: float64 [..., L, E], as `scene_mix` gives it.
+
+    Returns:
+        float64 [..., L], the Jensen–Shannon divergence of the window's mix from the mix of the
+        baseline's own traffic; NaN where either is unknown.
+
+    Raises:
+        InputError: The reference holds no scene, or scenes of different shapes.
+    """
+    own = scene_mix(reference, [reference.tokens])[0]
+    js: NDArray[np.float64] = divergence_terms(q, np.broadcast_to(own, q.shape))[0].sum(axis=-1)
+    return js
+
+
+def _lowest_terms(tokens: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Equal shares give equal keys, whatever the number of tokens and the order of scenes."""
+    present = sorted((scene, number) for scene, number in tokens.items() if number > 0)
+    common = math.gcd(*(number for _, number in present))
+    return tuple((scene, number // common) for scene, number in present)
+
+
+def _mixed(
+    smoothed: Mapping[str, NDArray[np.float64]], mix: Sequence[tuple[str, int]]
+) -> NDArray[np.float64]:
+    total = sum(number for _, number in mix)
+    (first, number), *others = mix
+    q = smoothed[first] * (number / total)
+    for scene, more in others:
+        q += smoothed[scene] * (more / total)
+    return q
+
+
+def _shape(reference: BaselineReference) -> tuple[int, ...]:
+    shapes = {counts.shape for counts in reference.scenes.values()}
+    if len(shapes) != 1:
+        raise InputError(
+            "A baseline reference needs counts [layers, experts] of at least one scene, "
+            "and the same shape for all.",
+            why=f"Their shapes are {sorted(shapes)}." if shapes else "It holds none.",
+        )
+    return shapes.pop()
