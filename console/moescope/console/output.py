@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.errors import InputError
+from moescope.core.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,4 +67,4 @@ def _text(cell: object) -> str:
         return f"{cell:.3f}"
     if isinstance(cell, int):
         return f"{cell:,}"
-    return "" if cell is None else str(cell)
+    return "" if cell is None else printable(str(cell))

@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import InputError
+from moescope.core.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def _csv(result: QueryResult) -> bytes:
 
 def _text_table(result: QueryResult) -> bytes:
     table = result.to_arrow()
-    names = [_one_line(name) for name in table.column_names]
+    names = [printable(name) for name in table.column_names]
     cells = [[_cell(value) for value in row] for row in _rows(table)]
     widths = [
         max([_width(name), *(_width(row[index]) for row in cells)])
@@ -170,20 +171,8 @@ def _cell(value: object) -> str:
         text = f"{shown}, … {len(value)} items]"
     else:
         text = str(_flat(value))
-    text = _one_line(text)
+    text = printable(text)
     return text if len(text) <= _WIDEST_CELL else text[: _WIDEST_CELL - 1] + "…"
-
-
-def _one_line(text: str) -> str:
-    """Without line breaks and without control characters that a terminal would obey."""
-    return "".join(
-        " "
-        if character in "\r\n\t"
-        else "�"
-        if unicodedata.category(character) == "Cc"
-        else character
-        for character in text
-    )
 
 
 def _width(text: str) -> int:
