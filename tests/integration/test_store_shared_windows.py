@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.shared_rows import (
+    BASE,
+    EXPERTS,
+    LANE,
+    LAYERS,
+    SECOND,
     SHAPES,
+    SIMILARITY_PANE,
     Record,
+    Row,
     RowProcessor,
     expected_step_windows,
     expected_task_windows,
@@ -19,12 +28,19 @@ from support.shared_rows import (
     share_finisher,
 )
 
+from moescope.core.clock import NO_TIME
+from moescope.core.emission import SharedDelta
+from moescope.core.metrics import METRIC_NAMES
+from moescope.core.router_sums import LAGS, SimilaritySums
 from moescope.core.tables import TABLE_BY_NAME
+from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from moescope.core.emission import Emission
 
 BOOKKEEPING = {"row_version", "commit_id"}
 COMPARED = ("windows", "metric_histograms", "reference_distributions", "lanes", "batches")
@@ -81,13 +97,17 @@ def test_windows_hold_exactly_their_rows(tmp_path: Path, late_us: int) -> None:
             store.apply(processor.emission([record], sealed=number == len(records)))
         cursor = store.cursor()
         found: dict[tuple[object, ...], dict[int, tuple[Any, ...]]] = {}
-        for *key, layer, counts, requests, seen, first, last, scene in cursor.execute(
-            "SELECT window_kind, scope_kind, scope_value, size, stride, task, start, layer, counts,"
-            " requests, seen, epoch_us(first_time), epoch_us(last_time), scene FROM windows"
+        query = (
+            "SELECT window_kind, scope_kind, scope_value, size, stride, task, start, layer, counts,"  # noqa: S608
+            " requests, seen, epoch_us(first_time), epoch_us(last_time), (scenes, scene_tokens),"
+            f" {METRIC_NAMES[2]} FROM windows"
+        )
+        for *key, layer, counts, requests, seen, first, last, scene, entropy in cursor.execute(
+            query
         ).fetchall():
             by_layer = found.setdefault(tuple(key), {})
             assert layer not in by_layer
-            by_layer[layer] = (counts, requests, seen, first, last, scene)
+            by_layer[layer] = (counts, requests, seen, first, last, scene, entropy)
         cursor.close()
     expected = {
         ("time", kind, value, size, slide, "", start): each
@@ -104,18 +124,117 @@ def test_windows_hold_exactly_their_rows(tmp_path: Path, late_us: int) -> None:
     assert found.keys() == expected.keys()
     for name, each in expected.items():
         by_layer = found[name]
-        scene = next(iter(each.scenes)) if len(each.scenes) == 1 else ""
+        mix = (list(each.scenes), list(each.scenes.values()))
+        entropy = sum(row.entropy for row in each.rows)
         for number, layer in enumerate((0, 2)):
-            counts, requests, seen, first, last, found_scene = by_layer[layer]
+            counts, requests, seen, first, last, found_mix, found_entropy = by_layer[layer]
             assert counts == each.counts[number]
-            assert (seen, first, last, found_scene) == (
-                each.seen,
-                each.first_us,
-                each.last_us,
-                scene,
-            )
+            assert (seen, first, last) == (each.seen, each.first_us, each.last_us)
+            assert (found_mix, found_entropy) == (mix, entropy)
             if name[0] == "time":
                 assert requests == len(each.requests)
+
+
+def test_windows_compare_exactly_their_requests(tmp_path: Path) -> None:
+    """Positions, similarity panes and lags of time windows agree with what the rows say."""
+    records = make_records(4, 20)
+    processor = RowProcessor()
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        for number, record in enumerate(records, start=1):
+            store.apply(processor.emission([record], sealed=number == len(records)))
+        cursor = store.cursor()
+        columns = ", ".join(METRIC_NAMES[number] for number in (3, 4, 5, 6))
+        query = (
+            f"SELECT size, start, ({columns}) FROM windows"  # noqa: S608
+            " WHERE window_kind = 'time' AND scope_kind = 'all' AND layer = 0"
+        )
+        found = {(size, start): values for size, start, values in cursor.execute(query).fetchall()}
+        cursor.close()
+    rows = [row for record in records for row in record.rows]
+    panes: dict[int, list[Row]] = {}
+    for row in rows:
+        panes.setdefault(row.time_us // SIMILARITY_PANE * SIMILARITY_PANE, []).append(row)
+    expected = {}
+    for (kind, _, size, _, start), each in expected_time_windows(rows).items():
+        if kind != "all":
+            continue
+        positions = sum(
+            (row.position * len(LAYERS) + layer) * EXPERTS + expert
+            for row in each.rows
+            for layer, expert in enumerate(row.experts)
+        )
+        inside = [
+            pane for pane in panes if start <= pane and pane + SIMILARITY_PANE <= start + size
+        ]
+        squares = [row.time_us % 97 for pane in inside for row in panes[pane]]
+        expected[size, start] = (
+            positions,
+            sum(pane // SECOND for pane in inside),
+            sum(squares) if inside else None,
+            sum(2 * (row.time_us % LAGS) for row in each.rows),
+        )
+    assert any(squares for _, _, squares, _ in expected.values())
+    assert found == expected
+
+
+def similarity_alone(record: Record, processor: RowProcessor, second: int) -> Emission:
+    """The emission of a record with one more delta: a similarity pane without any rows."""
+    ones = np.ones(len(LAYERS), np.int64)
+    counts = np.zeros((len(LAYERS), EXPERTS), np.uint32)
+    emission = processor.emission([record])
+    start = BASE + second * SECOND
+    delta = SharedDelta(
+        lane=LANE, phase="decode", kind=WindowKind.TIME, scope_kind=ScopeKind.ALL, scope_value="",
+        pane=start + 4 * SECOND, counts=counts, dropped=counts[:, 0].astype(np.uint64), seen=0,
+        first_time_us=NO_TIME, last_time_us=NO_TIME,
+        similarity=SimilaritySums(
+            start, 5 * SECOND, counts.astype(np.int64), 41 * ones, ones, 0 * ones
+        ),
+    )  # fmt: skip
+    return replace(emission, deltas=(*emission.deltas, delta))
+
+
+@pytest.mark.parametrize("reopen", [False, True], ids=["running", "restarted"])
+def test_a_similarity_pane_alone_makes_no_window(tmp_path: Path, reopen: bool) -> None:  # noqa: FBT001
+    """Without a row there is nothing to show, and the seconds after it do not close either."""
+    path = tmp_path / "s.duckdb"
+    processor = RowProcessor()
+    store = Store(path, share_finisher, SHAPES)
+    store.apply(similarity_alone(Record((), BASE), processor, second=0))
+    if reopen:
+        store.close()
+        store = Store(path, share_finisher, SHAPES)
+    store.apply(processor.emission([Record((), BASE + SECOND)], sealed=True))
+    cursor = store.cursor()
+    counts = "SELECT (SELECT count(*) FROM windows), (SELECT count(*) FROM metric_histograms)"
+    assert cursor.execute(counts).fetchall() == [(0, 0)]
+    assert cursor.execute("SELECT watermark_us, late_rows FROM domains").fetchall() == [
+        (BASE + SECOND, 0)
+    ]
+    store.close()
+
+
+def test_a_similarity_pane_that_comes_late_finishes_its_windows_again(tmp_path: Path) -> None:
+    """A partition that was set aside brings it after the others have closed the windows."""
+    processor = RowProcessor()
+    row = Row(BASE + SECOND, "q", "t", (1, 0))
+    values = ", ".join(METRIC_NAMES[number] for number in (4, 5))
+    query = (
+        f"SELECT row_version, seen, requests, {values} FROM windows"  # noqa: S608
+        " WHERE window_kind = 'time' AND scope_kind = 'all' AND layer = 0 AND size = 5000000"
+    )
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        # Its own similarity pane is closed in the same commit as the window.
+        store.apply(processor.emission([Record((row,), BASE + 60 * SECOND)]))
+        cursor = store.cursor()
+        start = BASE // SECOND
+        squares = (BASE + SECOND) % 97
+        assert cursor.execute(query).fetchall() == [(1, 1, 1, start, squares)]
+        store.apply(similarity_alone(Record((), BASE + 60 * SECOND), processor, second=0))
+        assert cursor.execute(query).fetchall() == [(2, 1, 1, start, squares + 41)]
+        late = cursor.execute("SELECT late_rows FROM domains").fetchall()
+        assert late == [(0,)]
+        cursor.close()
 
 
 @pytest.fixture(scope="module", params=[0, 200_000_000], ids=["in order", "with late rows"])

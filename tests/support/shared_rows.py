@@ -26,11 +26,22 @@ from moescope.core.emission import (
 )
 from moescope.core.histograms import SLOTS
 from moescope.core.metrics import HISTOGRAM_METRICS, METRIC_NAMES
+from moescope.core.router_sums import (
+    LAGS,
+    POSITIONS,
+    ROUTER_SUMS,
+    LagSums,
+    PositionCounts,
+    RouterSum,
+    SimilaritySums,
+)
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.shared import WindowShapes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -40,6 +51,7 @@ EXPERTS = 4
 LAYERS = (0, 2)
 GAPS = 60
 STEP_PANE = 10
+SIMILARITY_PANE = 5 * SECOND
 LANE = LaneKey("live", "m", "r", "model", "full", 1.0, EXPERTS, 1, LAYERS)
 SHAPES = WindowShapes(
     time=((SECOND, SECOND), (5 * SECOND, 5 * SECOND), (60 * SECOND, 20 * SECOND)),
@@ -60,6 +72,16 @@ class Row:
     last_of_task: bool = False
     step: int | None = None
     lane: LaneKey = LANE
+
+    @property
+    def position(self) -> int:
+        """Index of the sampled position that the row is said to be at."""
+        return self.time_us // 7 % len(POSITIONS)
+
+    @property
+    def entropy(self) -> int:
+        """Fixed-point entropy that the row is said to have."""
+        return self.time_us % 1009
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +109,22 @@ class RowProcessor:
         self.offset = 0
         self._last_pane: dict[tuple[ScopeKind, str, str], int] = {}
         self._known: set[tuple[object, ...]] = set()
+        self._similar: dict[int, list[Row]] = defaultdict(list)
+        self._similar_to = NO_TIME
 
     def emission(self, records: Sequence[Record], *, sealed: bool = False) -> Emission:
         """One commit over records."""
         sums: dict[tuple[object, ...], _Sum] = defaultdict(_Sum)
+        similar: list[SharedDelta] = []
         for record in records:
             for row in record.rows:
                 self._add(sums, row)
+                start = row.time_us - row.time_us % SIMILARITY_PANE
+                if start >= self._similar_to:
+                    self._similar[start].append(row)
+            similar += self._close_similar(record.watermark_us)
+        if sealed:
+            similar += self._close_similar(END_OF_TIME)
         first = self.offset
         self.offset += len(records)
         return Emission(
@@ -109,12 +140,33 @@ class RowProcessor:
                     sealed=sealed,
                 ),
             ),
-            deltas=tuple(self._delta(key, each) for key, each in sums.items()),
+            deltas=(*(self._delta(key, each) for key, each in sums.items()), *similar),
             batches=tuple(
                 account(self.partition, first + number, len(record.rows))
                 for number, record in enumerate(records)
             ),
         )
+
+    def _close_similar(self, watermark_us: int) -> list[SharedDelta]:
+        """Similarity panes that end by a watermark."""
+        due = [start for start in self._similar if start + SIMILARITY_PANE <= watermark_us]
+        if watermark_us != END_OF_TIME:
+            self._similar_to = max(self._similar_to, watermark_us - watermark_us % SIMILARITY_PANE)
+        return [self._similarity(start, self._similar.pop(start)) for start in sorted(due)]
+
+    def _similarity(self, start_us: int, rows: list[Row]) -> SharedDelta:
+        layers = np.zeros(len(LAYERS), np.int64)
+        return SharedDelta(
+            lane=self.lane, phase="decode", kind=WindowKind.TIME, scope_kind=ScopeKind.ALL,
+            scope_value="", pane=start_us + SIMILARITY_PANE - SECOND,
+            counts=np.zeros((len(LAYERS), EXPERTS), np.uint32),
+            dropped=np.zeros(len(LAYERS), np.uint64), seen=0, first_time_us=NO_TIME,
+            last_time_us=NO_TIME,
+            similarity=SimilaritySums(
+                start_us, SIMILARITY_PANE, counts_of(rows).astype(np.int64) << 20,
+                layers + sum(row.time_us % 97 for row in rows), layers + len(rows), layers,
+            ),
+        )  # fmt: skip
 
     def _add(self, sums: dict[tuple[object, ...], _Sum], row: Row) -> None:
         pane = row.time_us - row.time_us % SECOND
@@ -141,12 +193,11 @@ class RowProcessor:
 
     def _delta(self, key: tuple[object, ...], each: _Sum) -> SharedDelta:
         kind, scope_kind, scope_value, task, pane = key
-        counts = np.zeros((len(LAYERS), EXPERTS), np.uint32)
+        counts = counts_of(each.rows)
         scenes: dict[str, int] = defaultdict(int)
         for row in each.rows:
-            for layer, expert in enumerate(row.experts):
-                counts[layer, expert] += 1
             scenes[row.scene] += 1
+        compared = kind is WindowKind.TIME and scope_kind is ScopeKind.ALL
         times = [row.time_us for row in each.rows]
         return SharedDelta(
             lane=self.lane,
@@ -165,7 +216,42 @@ class RowProcessor:
             requests=each.requests,
             scene_tokens=dict(scenes),
             last_of_task=any(row.last_of_task for row in each.rows),
+            router=_router(each.rows),
+            positions=_positions(each.rows) if compared else None,
+            lags=_lags(each.rows) if compared else None,
         )
+
+
+def counts_of(rows: Sequence[Row]) -> NDArray[np.uint32]:
+    """Assignments [L, E]."""
+    counts = np.zeros((len(LAYERS), EXPERTS), np.uint32)
+    for row in rows:
+        for layer, expert in enumerate(row.experts):
+            counts[layer, expert] += 1
+    return counts
+
+
+def _router(rows: Sequence[Row]) -> NDArray[np.int64]:
+    sums = np.zeros((len(LAYERS), ROUTER_SUMS), np.int64)
+    sums[:, RouterSum.ENTROPY_ROWS] = len(rows)
+    sums[:, RouterSum.ENTROPY] = sum(row.entropy for row in rows)
+    return sums
+
+
+def _positions(rows: Sequence[Row]) -> PositionCounts:
+    dense = np.zeros((len(POSITIONS), len(LAYERS), EXPERTS), np.int64)
+    for row in rows:
+        for layer, expert in enumerate(row.experts):
+            dense[row.position, layer, expert] += 1
+    index = np.flatnonzero(dense)
+    return PositionCounts(index, dense.reshape(-1)[index])
+
+
+def _lags(rows: Sequence[Row]) -> LagSums:
+    overlap = np.zeros((len(LAYERS), LAGS), np.int64)
+    for row in rows:
+        overlap[:, row.time_us % LAGS] += 1
+    return LagSums(overlap, overlap * 2)
 
 
 def account(partition: str, offset: int, rows: int) -> BatchAccount:
@@ -179,12 +265,30 @@ def account(partition: str, offset: int, rows: int) -> BatchAccount:
     )  # fmt: skip
 
 
-def share_finisher(group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
-    """Finishing that is easy to check: the largest count, and the trailing reference's sum."""
+def _share_values(group: WindowGroup) -> NDArray[np.float64]:
     values = np.full((len(group), len(group.lane.layers), len(METRIC_NAMES)), np.nan)
     values[:, :, 0] = group.counts.max(axis=2)
     if group.trailing is not None:
         values[:, :, 1] = group.trailing.sum(axis=1)
+    if group.router is not None:
+        values[:, :, 2] = group.router[:, :, RouterSum.ENTROPY]
+    for window, positions in enumerate(group.positions):
+        if positions is not None:
+            # Each count weighs its index, so that no other counts give the same.
+            values[window, :, 3] = (positions.index * positions.count).sum()
+    for window, panes in enumerate(group.similarity):
+        values[window, :, 4] = sum(int(pane.start_us // SECOND) for pane in panes)
+        for pane in panes:
+            values[window, :, 5] = np.nan_to_num(values[window, :, 5]) + pane.squares
+    for window, lags in enumerate(group.lags):
+        if lags is not None:
+            values[window, :, 6] = (lags.pairs * np.arange(LAGS)).sum(axis=1)
+    return values
+
+
+def share_finisher(group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
+    """Finishing that is easy to check: the largest count, and plain sums of everything else."""
+    values = _share_values(group)
     histograms: Histograms = {}
     for window in range(len(group)):
         if group.kind is WindowKind.TOKEN and not group.complete[window]:
@@ -259,12 +363,18 @@ class Expected:
     requests: set[str]
     first_us: int
     last_us: int
-    scenes: set[str]
+    rows: list[Row]
 
     @property
     def seen(self) -> int:
         """Accepted rows: each has one assignment per layer."""
         return sum(self.counts[0])
+
+    @property
+    def scenes(self) -> dict[str, int]:
+        """Rows per scene, in order of name."""
+        names = sorted({row.scene for row in self.rows})
+        return {name: sum(row.scene == name for row in self.rows) for name in names}
 
 
 def _expected(rows: Iterable[Row]) -> Expected:
@@ -278,7 +388,7 @@ def _expected(rows: Iterable[Row]) -> Expected:
         {row.request for row in listed},
         min(row.time_us for row in listed),
         max(row.time_us for row in listed),
-        {row.scene for row in listed},
+        listed,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import LaneKey, SharedDelta
 from moescope.core.metrics import DROPS_UNKNOWN
+from moescope.core.router_sums import LAGS, ROUTER_SUMS, LagSums, PositionCounts, SimilaritySums
 from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
 from moescope.storage.shared import (
     ClosedWindow,
@@ -81,7 +82,7 @@ def test_sums_do_not_depend_on_the_order() -> None:
     random.Random(0).shuffle(shuffled)  # noqa: S311 (test data)
     first, second = add_panes(span(0, 5), panes), add_panes(span(0, 5), shuffled)
     assert first.counts.tolist() == second.counts.tolist() == [[0, 5], [0, 0]]
-    for name in ("seen", "lost", "unknown_gap", "first_time_us", "last_time_us", "scenes"):
+    for name in ("seen", "lost", "unknown_gap", "first_time_us", "last_time_us", "scene_tokens"):
         assert getattr(first, name) == getattr(second, name)
     assert (first.seen, first.lost, first.unknown_gap) == (5, 10, True)
     assert (first.first_time_us, first.last_time_us) == (1, 4 * SECOND + 2)
@@ -101,6 +102,116 @@ def test_drops_are_unknown_as_soon_as_one_pane_does_not_tell() -> None:
     known = np.array([3, 5], np.uint64)
     sums = add_panes(span(0, 5), [pane(0, dropped=unknown), pane(1, dropped=known)])
     assert sums.dropped.tolist() == [DROPS_UNKNOWN, 9]
+
+
+def test_scenes_add_their_tokens() -> None:
+    """The mix of a window is that of its rows; a scene without rows is not in it."""
+    panes = [pane(0, scene_tokens={"chat": 3, "code": 0}), pane(1, scene_tokens={"chat": 2})]
+    assert add_panes(span(0, 5), panes).scene_tokens == {"chat": 5}
+
+
+def test_router_sums_add_up() -> None:
+    """A pane without them adds nothing; where none has them, nothing is known."""
+    router = np.arange(2 * ROUTER_SUMS).reshape(2, ROUTER_SUMS)
+    sums = add_panes(span(0, 5), [pane(0, router=router), pane(1), pane(2, router=router)])
+    assert sums.router is not None
+    assert sums.router.tolist() == (2 * router).tolist()
+    assert router.tolist() == np.arange(2 * ROUTER_SUMS).reshape(2, ROUTER_SUMS).tolist()
+    assert add_panes(span(0, 5), [pane(0), pane(1)]).router is None
+
+
+@given(
+    st.lists(st.dictionaries(st.integers(0, 63), st.integers(1, 9), max_size=8), max_size=5),
+)
+def test_sparse_positions_add_up(parts: list[dict[int, int]]) -> None:
+    """Merging agrees with adding numbers by index, and stays ascending and distinct."""
+    panes = []
+    for part in parts:
+        index = np.array(sorted(part), np.int64)
+        count = np.array([part[at] for at in sorted(part)], np.int64)
+        panes.append(pane(0, positions=PositionCounts(index, count)))
+    expected: dict[int, int] = {}
+    for part in parts:
+        for at, number in part.items():
+            expected[at] = expected.get(at, 0) + number
+    merged = add_panes(span(0, 5), panes).positions
+    assert (merged is None) == (not parts)
+    if merged is not None:
+        assert merged.index.tolist() == sorted(expected)
+        assert merged.count.tolist() == [expected[at] for at in sorted(expected)]
+
+
+def similar(start: int, size: int, requests: int) -> SharedDelta:
+    """A similarity pane that a partition closed."""
+    ones = np.ones(2, np.int64)
+    sums = SimilaritySums(
+        start * SECOND, size * SECOND, np.full((2, 2), requests), ones, requests * ones, 0 * ones
+    )
+    return pane(
+        start + size - 1, seen=0, counts=np.zeros((2, 2), np.uint32), requests=7,
+        first_time_us=NO_TIME, last_time_us=NO_TIME, scene_tokens={}, similarity=sums,
+    )  # fmt: skip
+
+
+def test_similarity_panes_of_partitions_add_and_of_other_times_stay_apart() -> None:
+    """Each pane compares requests that ran at the same time."""
+    sums = add_panes(span(0, 10), [similar(5, 5, 2), similar(0, 5, 3), similar(5, 5, 4)])
+    assert [each.start_us for each in sums.similarity] == [0, 5 * SECOND]
+    first, second = sums.similarity
+    assert first.requests.tolist() == [3, 3]
+    assert second.requests.tolist() == [6, 6]
+    assert second.weighted.tolist() == [[6, 6], [6, 6]]
+    assert second.squares.tolist() == [2, 2]
+    assert (second.size_us, second.left_out.tolist()) == (5 * SECOND, [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "inside"),
+    [(5, 10, True), (4, 11, True), (6, 10, False), (5, 9, False), (9, 10, False)],
+)
+def test_a_similarity_pane_counts_where_it_lies_inside(low: int, high: int, inside: bool) -> None:  # noqa: FBT001
+    """A window that holds only some of its seconds must not get its requests."""
+    sums = add_panes(span(low, high), [pane(9), similar(5, 5, 2)])
+    assert len(sums.similarity) == inside
+
+
+def test_a_similarity_pane_is_no_row() -> None:
+    """It brings no row, request, scene or time."""
+    with_it, without = (
+        add_panes(span(0, 5), panes) for panes in ([pane(3), similar(0, 5, 2)], [pane(3)])
+    )
+    names = (
+        "seen", "requests", "first_time_us", "last_time_us", "scene_tokens", "lost", "unknown_gap",
+    )  # fmt: skip
+    for name in names:
+        assert getattr(with_it, name) == getattr(without, name)
+
+
+def test_lags_add_up() -> None:
+    """Overlap and pairs per lag."""
+    lags = LagSums(np.full((2, LAGS), 3), np.full((2, LAGS), 4))
+    sums = add_panes(span(0, 5), [pane(0, lags=lags), pane(1), pane(2, lags=lags)])
+    assert sums.lags is not None
+    assert sums.lags.overlap.tolist() == [[6] * LAGS] * 2
+    assert sums.lags.pairs.tolist() == [[8] * LAGS] * 2
+    assert add_panes(span(0, 5), [pane(1)]).lags is None
+
+
+def test_a_group_says_what_each_of_its_windows_knows() -> None:
+    """Windows without router sums have zeros beside those with them; other scopes compare none."""
+    router = np.ones((2, ROUTER_SUMS), np.int64)
+    windows = [window(0), window(1, router=router)]
+    (group,) = group_windows(windows, lambda *_: None)
+    assert group.router is not None
+    assert group.router.sum(axis=(1, 2)).tolist() == [0, 2 * ROUTER_SUMS]
+    assert group.scene_tokens == [{"chat": 1}, {"chat": 1}]
+    assert (group.positions, group.similarity, group.lags) == ([None] * 2, [[], []], [None] * 2)
+    (bare,) = group_windows([window(0)], lambda *_: None)
+    assert bare.router is None
+    of_node = WindowSpan(replace(SERIES, scope_kind=ScopeKind.NODE), 1, 1, 0, 1)
+    closed = ClosedWindow(of_node, add_panes(of_node, [pane(0)]), CloseReason.WATERMARK)
+    (group,) = group_windows([closed], lambda *_: None)
+    assert (len(group.positions), len(group.similarity), len(group.lags)) == (0, 0, 0)
 
 
 @given(position=st.integers(-100, 1000), slides=st.integers(1, 5), stride=st.integers(1, 20))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.emission import LIVE_DOMAIN, CommitFacts
+from moescope.core.router_sums import POSITIONS
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.account_rows import (
     insert_batches,
@@ -280,6 +281,14 @@ def _lanes(emission: Emission) -> Iterator[LaneKey]:
         yield reference.lane
 
 
+def _bytes_of_sums(span: WindowSpan) -> int:
+    """Most that the sums of a window take: some have counts per sampled position, too."""
+    series = span.series
+    compared = series.kind is WindowKind.TIME and series.scope_kind is ScopeKind.ALL
+    cells = len(series.lane.layers) * series.lane.experts
+    return 8 * cells * (1 + len(POSITIONS) if compared else 1)
+
+
 def _chunks(
     spans: Sequence[tuple[WindowSpan, CloseReason]],
 ) -> Iterator[list[tuple[WindowSpan, CloseReason]]]:
@@ -287,7 +296,7 @@ def _chunks(
     size = 0
     for span, reason in spans:
         chunk.append((span, reason))
-        size += 8 * len(span.series.lane.layers) * span.series.lane.experts
+        size += _bytes_of_sums(span)
         if size >= GROUP_BYTES:
             yield chunk
             chunk, size = [], 0

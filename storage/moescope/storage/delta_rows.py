@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import SharedDelta
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.columns import insert, records
+from moescope.storage.extras_codec import decode_extras, encode_extras
 from moescope.storage.lanes import lane_id
 from moescope.storage.shared import PaneSums, Series, WindowSpan, add_panes
 
@@ -43,6 +45,8 @@ def encode_counts(counts: NDArray[Any]) -> bytes:
 def decode_counts(blob: bytes, lane: LaneKey) -> NDArray[np.uint64]:
     """uint64 [L, E]; the width follows from the length."""
     shape = (len(lane.layers), lane.experts)
+    if not blob:
+        return np.zeros(shape, np.uint64)
     entries = shape[0] * shape[1]
     width = np.dtype(f"<u{len(blob) // entries if entries else 1}")
     return np.frombuffer(blob, width).reshape(shape).astype(np.uint64)
@@ -69,7 +73,7 @@ def insert_deltas(
             "dropped": delta.dropped.astype("<u8").tobytes(),
             "request_gaps": delta.request_gaps.astype("<i8").tobytes(),
             "router": None if delta.router is None else delta.router.astype("<i8").tobytes(),
-            "extras": None,
+            "extras": encode_extras(delta),
             "scenes": list(delta.scene_tokens),
             "scene_tokens": list(delta.scene_tokens.values()),
             "keep_until_us": keep_until_us,
@@ -91,6 +95,8 @@ def _delta(row: dict[str, Any], lane: LaneKey) -> SharedDelta:
             "dropped": np.frombuffer(row["dropped"], "<u8"),
             "request_gaps": np.frombuffer(row["request_gaps"], "<i8"),
             "scene_tokens": dict(zip(row["scenes"], row["scene_tokens"], strict=True)),
+            "router": _router(row["router"]),
+            **decode_extras(row["extras"], lane),
         }
     return SharedDelta(
         lane=lane,
@@ -101,6 +107,11 @@ def _delta(row: dict[str, Any], lane: LaneKey) -> SharedDelta:
         task=row["task"],
         **values,
     )
+
+
+def _router(blob: bytes | None) -> NDArray[np.int64] | None:
+    """int64 [L, ROUTER_SUMS]."""
+    return None if blob is None else np.frombuffer(blob, "<i8").reshape(-1, ROUTER_SUMS)
 
 
 def read_sums(
@@ -121,7 +132,7 @@ def read_sums(
     for kind in {span.series.kind for span in spans}:
         chosen = [number for number, span in enumerate(spans) if span.series.kind is kind]
         for number, delta in _panes(connection, lanes, spans, chosen, before_commit):
-            sums[number].add(delta, spans[number].low)
+            sums[number].add(delta)
     return sums
 
 
@@ -233,9 +244,11 @@ def read_plan_panes(
 def read_trailing_panes(
     connection: duckdb.DuckDBPyConnection, lanes: Lanes
 ) -> Iterator[SharedDelta]:
-    """Stored time panes of scope `all`, whole."""
+    """Stored time panes of scope `all`, with their counts."""
     found = connection.sql(
-        "SELECT * FROM deltas WHERE window_kind = 'time' AND scope_kind = 'all'"
+        "SELECT * REPLACE (NULL AS router, NULL AS extras) FROM deltas"
+        " WHERE window_kind = 'time' AND scope_kind = 'all'"
+        " AND (seen > 0 OR lost > 0 OR unknown_gap)"
     ).to_arrow_table()
     for batch in found.to_batches(max_chunksize=1024):
         for row in batch.to_pylist():

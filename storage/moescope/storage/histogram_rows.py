@@ -35,7 +35,7 @@ _REPLACED = "replaced_histograms"
 _LOCAL = threading.local()
 
 
-def _compressor() -> zstandard.ZstdCompressor:
+def compressor() -> zstandard.ZstdCompressor:
     """One per thread: making one costs more than using it, and two threads must not share it."""
     known: zstandard.ZstdCompressor | None = getattr(_LOCAL, "compressor", None)
     if known is None:
@@ -49,7 +49,7 @@ def encode_bins(bins: NDArray[np.int64]) -> bytes:
     Args:
         bins: int64 [L, 66].
     """
-    return _compressor().compress(np.ascontiguousarray(bins, "<i8").data)
+    return compressor().compress(np.ascontiguousarray(bins, "<i8").data)
 
 
 def decode_bins(blob: bytes) -> NDArray[np.int64]:

@@ -28,7 +28,7 @@ class PaneCache:
     Args:
         shapes: Declared windows; a pane is dropped when its last one has closed.
         stored: Panes that the table holds from before, which the cache does not have.
-        room: Most bytes of counts to hold.
+        room: Most bytes to hold.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PaneCache:
         """Remember a delta that is being stored."""
         series = Series.of(delta)
         self._panes.setdefault(series, {}).setdefault(delta.pane, []).append(delta)
-        self._bytes += delta.counts.nbytes
+        self._bytes += _bytes(delta)
         if self._bytes > self._room:
             self._drop_all()
 
@@ -96,7 +96,7 @@ class PaneCache:
     def _drop(self, series: Series, dropped: list[int]) -> None:
         held = self._panes.get(series, {})
         for pane in dropped:
-            self._bytes -= sum(delta.counts.nbytes for delta in held.pop(pane))
+            self._bytes -= sum(_bytes(delta) for delta in held.pop(pane))
         if dropped:
             # A late delta may still reach these panes: then the table has to be asked.
             self._miss(series, max(dropped))
@@ -111,3 +111,17 @@ class PaneCache:
 
     def _miss(self, series: Series, pane: int) -> None:
         self._missing_to[series] = max(self._missing_to.get(series, NO_TIME), pane)
+
+
+def _bytes(delta: SharedDelta) -> int:
+    """What a delta's arrays take."""
+    size = delta.counts.nbytes
+    if delta.router is not None:
+        size += delta.router.nbytes
+    if delta.positions is not None:
+        size += delta.positions.index.nbytes + delta.positions.count.nbytes
+    if delta.similarity is not None:
+        size += delta.similarity.weighted.nbytes
+    if delta.lags is not None:
+        size += delta.lags.overlap.nbytes + delta.lags.pairs.nbytes
+    return size

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import WindowGroup
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import ScopeKind, WindowKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from moescope.core.emission import LaneKey, TrailingReference
     from moescope.core.vocabulary import CloseReason
@@ -94,6 +97,7 @@ def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> 
     seen = np.array([each.seen for each in sums], np.int64)
     lost = np.array([each.lost for each in sums], np.int64)
     unknown_gap = np.array([each.unknown_gap for each in sums], np.bool_)
+    scene_tokens = [each.scene_tokens for each in sums]
     node = series.scope_value if series.scope_kind is ScopeKind.NODE else ""
     return WindowGroup(
         lane=series.lane,
@@ -109,7 +113,7 @@ def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> 
         close_time_us=np.array([window.close_time_us for window in windows], np.int64),
         request=[""] * size,
         task=[window.span.series.task for window in windows],
-        scene=[next(iter(each.scenes)) if len(each.scenes) == 1 else "" for each in sums],
+        scene=[next(iter(mix)) if len(mix) == 1 else "" for mix in scene_tokens],
         node=[node] * size,
         seen=seen,
         expected=seen + lost,
@@ -124,4 +128,26 @@ def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> 
         dropped=np.stack([each.dropped for each in sums]),
         trailing=reference.counts if reference else None,
         trailing_id=reference.reference_id if reference else "",
+        scene_tokens=scene_tokens,
+        router=_router(sums),
+        **_requests_compared(span, sums),
     )
+
+
+def _router(sums: list[PaneSums]) -> NDArray[np.int64] | None:
+    if all(each.router is None for each in sums):
+        return None
+    nothing = np.zeros((len(sums[0].counts), ROUTER_SUMS), np.int64)
+    return np.stack([nothing if each.router is None else each.router for each in sums])
+
+
+def _requests_compared(span: WindowSpan, sums: list[PaneSums]) -> dict[str, list[Any]]:
+    """Positions, similarity and lags, which only time windows of scope `all` have."""
+    series = span.series
+    if series.kind is not WindowKind.TIME or series.scope_kind is not ScopeKind.ALL:
+        return {}
+    return {
+        "positions": [each.positions for each in sums],
+        "similarity": [each.similarity for each in sums],
+        "lags": [each.lags for each in sums],
+    }

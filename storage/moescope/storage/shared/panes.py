@@ -10,6 +10,11 @@ import numpy as np
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.core.vocabulary import WindowKind
+from moescope.storage.shared.pane_extras import (
+    add_lags,
+    add_similarity,
+    merge_positions,
+)
 from moescope.storage.shared.spans import SECOND_US
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.core.emission import SharedDelta
+    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
     from moescope.storage.shared.spans import WindowSpan
 
 
@@ -29,12 +35,18 @@ class PaneSums:
     """Sums over the panes of one window.
 
     Attributes:
+        span: The window.
         counts: uint64 [L, E].
         dropped: uint64 [L]; `DROPS_UNKNOWN` where one pane does not tell.
         requests: Distinct (request, phase), as `SharedDelta.request_gaps` defines.
-        scenes: Scenes with an accepted row.
+        scene_tokens: Accepted rows per scene.
+        router: int64 [L, ROUTER_SUMS]; None where no pane has any.
+        lags: Lag overlap of sampled requests, if any.
+        by_start: Similarity panes that lie inside the window, by start.
+        position_parts: Counts at sampled positions, not merged yet.
     """
 
+    span: WindowSpan
     counts: NDArray[np.uint64]
     dropped: NDArray[np.uint64]
     seen: int = 0
@@ -43,10 +55,18 @@ class PaneSums:
     first_time_us: int = NO_TIME
     last_time_us: int = NO_TIME
     requests: int = 0
-    scenes: set[str] = field(default_factory=set)
+    scene_tokens: dict[str, int] = field(default_factory=dict)
+    router: NDArray[np.int64] | None = None
+    lags: LagSums | None = None
+    by_start: dict[int, SimilaritySums] = field(default_factory=dict)
+    position_parts: list[PositionCounts] = field(default_factory=list)
 
-    def add(self, delta: SharedDelta, window_start: int) -> None:
-        """Add one pane (or one part of it) to a window that starts at `window_start`."""
+    def add(self, delta: SharedDelta) -> None:
+        """Add one pane, or one part of it."""
+        if delta.similarity is not None:
+            self._add_similarity(delta.similarity)
+        if is_only_similarity(delta):
+            return
         self.counts += delta.counts
         unknown = np.uint64(DROPS_UNKNOWN)
         self.dropped = np.where(
@@ -63,8 +83,37 @@ class PaneSums:
                 delta.first_time_us if first == NO_TIME else min(first, delta.first_time_us)
             )
         self.last_time_us = max(self.last_time_us, delta.last_time_us)
-        self.requests += first_in_window(delta, window_start)
-        self.scenes.update(scene for scene, tokens in delta.scene_tokens.items() if tokens)
+        self.requests += first_in_window(delta, self.span.low)
+        for scene, tokens in delta.scene_tokens.items():
+            if tokens:
+                self.scene_tokens[scene] = self.scene_tokens.get(scene, 0) + tokens
+        if delta.router is not None:
+            self.router = delta.router if self.router is None else self.router + delta.router
+        if delta.positions is not None:
+            self.position_parts.append(delta.positions)
+        if delta.lags is not None:
+            self.lags = delta.lags if self.lags is None else add_lags(self.lags, delta.lags)
+
+    def _add_similarity(self, pane: SimilaritySums) -> None:
+        if self.span.low <= pane.start_us and pane.start_us + pane.size_us <= self.span.high:
+            known = self.by_start.get(pane.start_us)
+            self.by_start[pane.start_us] = pane if known is None else add_similarity(known, pane)
+
+    @property
+    def positions(self) -> PositionCounts | None:
+        """Counts at sampled positions, if any pane has some."""
+        return merge_positions(self.position_parts, self.counts.size)
+
+    @property
+    def similarity(self) -> list[SimilaritySums]:
+        """Similarity panes inside the window, in order of time."""
+        return [self.by_start[start] for start in sorted(self.by_start)]
+
+
+def is_only_similarity(delta: SharedDelta) -> bool:
+    """Whether a delta closes a similarity pane and tells of no row, not even of a lost one."""
+    told = delta.seen or delta.lost or delta.unknown_gap
+    return delta.similarity is not None and not told
 
 
 def first_in_window(delta: SharedDelta, window_start: int) -> int:
@@ -85,9 +134,10 @@ def add_panes(span: WindowSpan, panes: Iterable[SharedDelta]) -> PaneSums:
     """Sums over the panes of a window; panes outside of it are an error of the caller."""
     lane = span.series.lane
     sums = PaneSums(
+        span,
         np.zeros((len(lane.layers), lane.experts), np.uint64),
         np.zeros(len(lane.layers), np.uint64),
     )
     for pane in panes:
-        sums.add(pane, span.low)
+        sums.add(pane)
     return sums

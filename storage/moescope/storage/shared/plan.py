@@ -17,6 +17,7 @@ from moescope.storage.shared.intervals import (
     is_closed,
     is_too_late,
 )
+from moescope.storage.shared.panes import is_only_similarity
 from moescope.storage.shared.spans import RETENTION_US, Series, WindowSpan
 from moescope.storage.shared.tasks import ClosedTask, TaskMinute, TaskWindows
 
@@ -97,6 +98,9 @@ class SharedWindows:
     ) -> Accepted:
         """Open the windows of deltas; `refused` are closed windows that cannot change.
 
+        A delta that only brings a similarity pane is kept, but opens no window: without a row
+        there is none.
+
         Every other window that `late` named opens again. Task windows that `late` named and
         that are not refused have to be reopened by `reopen` before.
         """
@@ -134,7 +138,8 @@ class SharedWindows:
             if span in refused or (is_closed(span, clock) and is_too_late(span, clock)):
                 missed += 1
             else:
-                self._intervals.open(span)
+                if not is_only_similarity(delta):
+                    self._intervals.open(span)
                 taken = True
         return missed, taken
 
@@ -189,6 +194,9 @@ class SharedWindows:
         for delta in open_panes:
             if delta.kind is WindowKind.TASK:
                 self._tasks.add(Series.of(delta), _minute(delta))
+                continue
+            if not (delta.seen or delta.lost or delta.unknown_gap):
+                # A similarity pane, which was not read back.
                 continue
             clock = clocks[delta.lane.domain]
             for span in self._intervals.spans(delta):

@@ -14,6 +14,7 @@ import numpy as np
 
 from moescope.core.emission import TrailingReference
 from moescope.core.vocabulary import ScopeKind, WindowKind
+from moescope.storage.shared.panes import is_only_similarity
 from moescope.storage.shared.spans import SECOND_US
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class TrailingReferences:
     def add(self, delta: SharedDelta) -> None:
         """Add a pane of scope `all` to its period; other panes are not looked at."""
         if delta.kind is not WindowKind.TIME or delta.scope_kind is not ScopeKind.ALL:
+            return
+        if is_only_similarity(delta):
             return
         trail = self._trails.setdefault((delta.lane, delta.phase), _Trail())
         period = delta.pane // GRID_US
