@@ -9,7 +9,7 @@ PYTHON_SOURCES := $(COMPONENTS) $(wildcard tests scripts benchmarks examples)
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
 
-.PHONY: help demo test check format bench docs lock faults fuzz setup setup-dev
+.PHONY: help demo test check format bench docs lock faults fuzz setup setup-dev engines recordings
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -45,6 +45,15 @@ lock: ## compile requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer v
 
 bench: setup-dev ## measure speed on this machine, and write docs/performance.md (ARGS=--quick)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+engines: setup-dev ## tests with a real engine: torch, in an environment of its own (about 5 GB)
+	@scripts/engines.sh
+	.engines/torch/bin/python -m pytest -m engines tests/engines $(ARGS)
+
+recordings: setup-dev ## train the small MoE and record its routing again (examples/tiny_moe)
+	@scripts/engines.sh
+	[ -f .engines/tiny-moe/report.json ] || .engines/torch/bin/python -m examples.tiny_moe.train
+	.engines/torch/bin/python -m examples.tiny_moe.record $(ARGS)
 
 fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)
