@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from moescope.core.exceedance import Exceedances
     from moescope.core.vocabulary import CloseReason
     from moescope.storage.late_windows import Reopened
+    from moescope.storage.levels import Kept
     from moescope.storage.memory import Memory
     from moescope.storage.shared import PaneSums, WindowShapes, WindowSpan
-    from moescope.storage.window_rows import Kept
 
 PURGE_EVERY_US = 60_000_000
 """Panes are deleted in batches of a minute of event time."""

@@ -244,6 +244,7 @@ class Store:
                 connection.close()
                 raise
             self._connection = connection
+            self._forget()
         return self._connection
 
     def _forget(self) -> None:

@@ -11,28 +11,18 @@ import pyarrow as pa
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN, METRIC_NAMES
 from moescope.core.router_sums import LAGS
-from moescope.core.tables import LevelReason
-from moescope.core.vocabulary import Level, WindowKind
-from moescope.storage.columns import chosen, constant, empty_lists, timestamps, vectors
+from moescope.core.vocabulary import WindowKind
+from moescope.storage.columns import chosen, constant, timestamps, vectors
 from moescope.storage.lanes import lane_id
+from moescope.storage.levels import coverage, level_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from moescope.core.emission import FinishedWindows, WindowGroup
-
-_REASONS = (
-    LevelReason.COVERAGE_UNKNOWN,
-    LevelReason.COVERAGE,
-    LevelReason.PARTIAL,
-    LevelReason.NO_THRESHOLD,
-)
-
-
-Kept = tuple["FinishedWindows", "NDArray[np.bool_]"]
-"""A finished group, and which of its windows to store: bool [W]."""
+    from moescope.core.emission import WindowGroup
+    from moescope.storage.levels import Kept
 
 
 def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) -> pa.Table:
@@ -80,7 +70,6 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
     counts = per_layer(group.counts for group in groups).reshape(-1)
     dropped = per_layer(group.dropped for group in groups).reshape(rows)
     tokens = per_layer(finished.tokens for finished, _ in parts).reshape(rows)
-    reasons = each(lambda group: _reasons(group, minimum_coverage))
     mixes = [
         mix
         for group, mask in zip(groups, kept, strict=True)
@@ -121,7 +110,7 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         "seen": pa.array(each(lambda group: group.seen)),
         "expected": pa.array(each(lambda group: group.expected)),
         "lost": pa.array(each(lambda group: group.lost)),
-        "coverage": pa.array(each(_coverage), from_pandas=True),
+        "coverage": pa.array(each(coverage), from_pandas=True),
         "complete": pa.array(each(lambda group: group.complete)),
         "counts": vectors(counts.astype(np.uint64, copy=False), experts),
         "dropped": pa.array(dropped, mask=dropped == np.uint64(DROPS_UNKNOWN)),
@@ -131,12 +120,8 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         },
         "lag_overlap": _lag_overlap(parts, rows, layers),
         "trailing_reference": same(lambda group: group.trailing_id or None),
-        "level": constant(Level.INSUFFICIENT, rows),
-        "level_reason": chosen(_REASONS, reasons),
-        "warn_metrics": empty_lists(rows),
-        "red_metrics": empty_lists(rows),
         "close_reason": text(lambda group: group.close_reason),
-        "threshold_version": chosen([None], np.zeros(rows, np.int32)),
+        **level_columns(parts, minimum_coverage),
         "weight": pa.array(each(lambda group: group.weight)),
         "row_version": pa.array(each(lambda group: group.row_version)),
         "commit_id": pa.array(np.full(rows, commit_id, np.int64)),
@@ -172,11 +157,6 @@ def _lag_overlap(parts: Sequence[Kept], rows: int, layers: int) -> pa.Array:
     return pa.array(values, pa.list_(pa.float64()))
 
 
-def _coverage(group: WindowGroup) -> NDArray[np.float64]:
-    """NaN where a gap of unknown length makes it unknown."""
-    return np.where(group.unknown_gap, np.nan, group.seen / np.maximum(group.expected, 1))
-
-
 def _start_time(group: WindowGroup) -> NDArray[np.int64]:
     dated = group.kind in {WindowKind.TIME, WindowKind.TASK}
     absent = (group.first_time_us == NO_TIME) | (not dated)
@@ -190,11 +170,3 @@ def _span(group: WindowGroup) -> NDArray[np.int64]:
         timeless = group.first_time_us == NO_TIME
         return np.where(timeless, 0, group.last_time_us - group.first_time_us)
     return np.full(len(group), group.size, np.int64)
-
-
-def _reasons(group: WindowGroup, minimum_coverage: float) -> NDArray[np.int32]:
-    """Index into `_REASONS` of each window; the first that applies."""
-    partial = ~group.complete & (group.kind is WindowKind.TOKEN)
-    return np.select(
-        [group.unknown_gap, _coverage(group) < minimum_coverage, partial], [0, 1, 2], default=3
-    ).astype(np.int32)
