@@ -38,18 +38,18 @@ def batches(root: Path, partition: str) -> list[RoutingBatch]:
 
 
 def rows(found: list[RoutingBatch]) -> tuple[list[tuple[str, int, int]], list[int], np.ndarray]:
-    """(request, position, phase) of every row, its time, and its expert ids."""
+    """(request, position, phase) of every row but context rows, its time, and its expert ids."""
     keys, times, ids = [], [], []
     for batch in found:
         if batch.tokens is None or batch.routes is None:
             continue
         assert batch.tokens.event_time_us is not None
-        for request, position, phase in zip(
-            batch.tokens.request, batch.tokens.position, batch.tokens.phase, strict=True
-        ):
-            keys.append((batch.requests.ids[request], int(position), int(phase)))
-        times += batch.tokens.event_time_us.tolist()
-        ids.append(np.sort(batch.routes.expert_ids, axis=2))
+        own = np.flatnonzero((batch.tokens.flags & 1) == 0)
+        for row in own.tolist():
+            request = batch.requests.ids[batch.tokens.request[row]]
+            keys.append((request, int(batch.tokens.position[row]), int(batch.tokens.phase[row])))
+        times += batch.tokens.event_time_us[own].tolist()
+        ids.append(np.sort(batch.routes.expert_ids[own], axis=2))
     return keys, times, np.concatenate(ids)
 
 
@@ -86,6 +86,24 @@ def test_a_replay_waits_with_a_heartbeat(recordings: Path, tmp_path: Path) -> No
     last = batches(tmp_path, "replayed")[-1]
     assert last.is_heartbeat
     assert last.header.watermark_us == end_us + 1_000_000
+
+
+def test_a_part_of_a_recording_can_be_played(recordings: Path, tmp_path: Path) -> None:
+    """A minute of a long recording is exactly its rows, and a cut through a batch is refused."""
+    (_, times, ids) = rows(batches(recordings, "first-000"))
+    begin_us = min(times) // 1_000_000 * 1_000_000
+    part = (begin_us + 5_000_000, begin_us + 9_000_000)
+    with Replay(tmp_path, "replayed", domain="recordings") as replay:
+        replay.play(recordings, "first-000", START_US, part)
+        with pytest.raises(ReplayError, match="inside of a batch"):
+            replay.play(
+                recordings, "first-000", START_US + 60_000_000, (part[0] + 500_000, part[1])
+            )
+    (_, played, played_ids) = rows(batches(tmp_path, "replayed"))
+    chosen = [index for index, time in enumerate(times) if part[0] <= time < part[1]]
+    moved = START_US - min(times[index] for index in chosen)
+    assert played[: len(chosen)] == [times[index] + moved for index in chosen]
+    assert np.array_equal(played_ids[: len(chosen)], ids[chosen])
 
 
 def test_a_recording_that_cannot_be_played_is_refused(recordings: Path, tmp_path: Path) -> None:

@@ -73,13 +73,21 @@ class Replay:
         self._writer = BatchLogWriter(root, node, domain=domain)
         self.totals = ReplayTotals()
 
-    def play(self, recordings: Path, recording: str, start_us: int) -> int:
-        """Write a whole recording so that its first row is at `start_us`.
+    def play(
+        self,
+        recordings: Path,
+        recording: str,
+        start_us: int,
+        part_us: tuple[int, int] | None = None,
+    ) -> int:
+        """Write a recording, or a part of it, so that its first row is at `start_us`.
 
         Args:
             recordings: Log root that holds the recording.
             recording: Its partition.
             start_us: Event time of its first row; not before anything that was played before.
+            part_us: [from, to) of recorded event time; None: all of it. No batch may hold rows
+                on both sides of an end.
 
         Returns:
             Event time of its last row, in µs.
@@ -93,6 +101,8 @@ class Replay:
             batch = decode_batch(record.payload)
             self._check_model(batch.header, recording)
             span = _span(batch)
+            if part_us is not None and not _is_inside(span, part_us, recording):
+                continue
             if first_us == NO_TIME:
                 if span is None:
                     continue  # Nothing was computed yet.
@@ -204,6 +214,20 @@ def _span(batch: RoutingBatch) -> tuple[int, int] | None:
     own = (batch.tokens.flags & 1) == 0
     times = batch.tokens.event_time_us[own]
     return (int(times.min()), int(times.max())) if len(times) else None
+
+
+def _is_inside(span: tuple[int, int] | None, part_us: tuple[int, int], recording: str) -> bool:
+    """Whether a batch belongs to a part; batches without rows of their own do not."""
+    if span is None:
+        return False
+    inside = [part_us[0] <= time < part_us[1] for time in span]
+    if inside[0] != inside[1]:
+        raise ReplayError(
+            f"A part of the recording {recording} ends inside of a batch.",
+            why=f"The batch has rows from {span[0]} to {span[1]} µs.",
+            next_step="Choose an end at which no request is running.",
+        )
+    return inside[0]
 
 
 def _moved(batch: RoutingBatch, by_us: int, recording: str) -> RoutingBatch:
