@@ -85,6 +85,32 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         assert schema_version(connection) == 99
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("ALTER TABLE deltas DROP COLUMN router", "deltas lacks router BLOB"),
+        ("ALTER TABLE windows ADD COLUMN colour VARCHAR", "windows also has colour VARCHAR"),
+        ("ALTER TABLE lanes ALTER top_k TYPE BIGINT", "lanes lacks top_k INTEGER and also has"),
+        ("DROP TABLE audit", "audit lacks action VARCHAR"),
+    ],
+    ids=["a column less", "a column more", "another type", "a table less"],
+)
+def test_a_file_of_a_development_version_is_refused(
+    tmp_path: Path, change: str, words: str
+) -> None:
+    """It has the same number: without a look at its tables the first commit would fail."""
+    path = tmp_path / "s.duckdb"
+    with open_database(path) as connection:
+        migrate(connection, CLOCK)
+        for view in reversed(VIEWS):
+            connection.execute(f"DROP VIEW {view.name}")
+        connection.execute(change)
+    with pytest.raises(StoreUnreadableError, match="development version") as caught:
+        Store(path, share_finisher, SHAPES)
+    assert words in caught.value.why
+    assert "batch logs" in caught.value.next_step
+
+
 def test_another_database_is_refused(tmp_path: Path) -> None:
     """A user's own DuckDB file must not get moescope's tables."""
     path = tmp_path / "mine.duckdb"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from moescope.core.tables import VIEWS
+from moescope.core.tables import TABLES, VIEWS
 from moescope.storage.errors import SchemaTooNewError, StoreUnreadableError
 from moescope.storage.migrations import MIGRATIONS
 from moescope.storage.transaction import transaction
@@ -55,7 +55,8 @@ def migrate(
 
     Raises:
         SchemaTooNewError: The file has seen a migration that this version does not know.
-        StoreUnreadableError: The file holds something else.
+        StoreUnreadableError: The file holds something else, or its tables are not the declared
+            ones although it has seen every migration.
     """
     found = schema_version(connection)
     newest = max((number for number, _, _ in migrations), default=0)
@@ -75,6 +76,35 @@ def migrate(
                     "INSERT INTO schema_migrations VALUES (?, ?, ?)", [number, words, now]
                 )
                 applied.append(f"{number}: {words}")
+        _check_columns(connection)
         for view in VIEWS:
             connection.execute(f"CREATE OR REPLACE VIEW {view.name} AS {view.sql}")
     return applied
+
+
+def _check_columns(connection: duckdb.DuckDBPyConnection) -> None:
+    """Refuse a file whose tables are not the declared ones, before a commit fails on them.
+
+    Migrations are only numbered from the first release on: a file of a development version before
+    it has the same number, but may lack columns.
+    """
+    stored: dict[str, set[str]] = {}
+    for table, column, kind in connection.execute(
+        "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
+    ).fetchall():
+        stored.setdefault(table, set()).add(f"{column} {kind}")
+    for table in TABLES:
+        declared = {f"{column.name} {column.type}" for column in table.columns}
+        found = stored.get(table.name, set())
+        if found != declared:
+            parts = [
+                f"{words} {', '.join(sorted(names))}"
+                for words, names in (("lacks", declared - found), ("also has", found - declared))
+                if names
+            ]
+            raise StoreUnreadableError(
+                "The store file was written by a development version of moescope.",
+                why=f"Its table {table.name} {' and '.join(parts)}.",
+                next_step="Move it and its export aside: the owner rebuilds it from the batch "
+                "logs that are still there. Or go on with that version.",
+            )
