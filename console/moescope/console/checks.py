@@ -7,11 +7,11 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from moescope.console.failures import SERVER_PACKAGES
+from moescope.console.findings import Finding, Outcome
+from moescope.console.operation_checks import check_operations
 from moescope.console.places import log_root, ring_directory
 from moescope.core.errors import MoescopeError
 
@@ -26,24 +26,6 @@ if TYPE_CHECKING:
 LOW_DISK_BYTES = 2 << 30
 
 
-class Outcome(StrEnum):
-    """What a check found."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILURE = "failure"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    check: str
-    outcome: Outcome
-    detail: str
-    next_step: str = ""
-
-
 def run_checks(settings: Settings) -> list[Finding]:
     """All findings; a check that breaks is itself a finding."""
     findings: list[Finding] = []
@@ -55,6 +37,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         ("batch logs", _batch_logs),
         ("store", _store),
         ("export", _export),
+        ("operations", check_operations),
         ("kernels", _kernels),
     )
     for name, check in checks:

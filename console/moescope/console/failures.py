@@ -6,7 +6,9 @@ from typing import Final
 
 from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
 
-SERVER_PACKAGES: Final = ("duckdb", "numba", "polars", "pyarrow", "rich")
+SERVER_PACKAGES: Final = (
+    "altair", "apscheduler", "duckdb", "jinja2", "numba", "polars", "pyarrow", "rich", "vl_convert",
+)  # fmt: skip
 """What the extra `[server]` adds to the base install."""
 
 

@@ -30,6 +30,7 @@ DataDirectory = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept in the audit.")]
 
 
 def settings_from(config: Path | None, data: Path | None) -> Settings:

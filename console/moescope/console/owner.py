@@ -1,55 +1,43 @@
-"""The embedded owner: processor, store and export of one data directory in one process."""
+"""The embedded owner: processor, store, export, jobs and commands of one data directory."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
+from moescope.console.changes import Order
+from moescope.console.opened_store import MINUTE_S, opened_store
 from moescope.console.output import note
 from moescope.console.places import log_root
+from moescope.console.spool.folder import SpoolFolder
+from moescope.console.spool.server import SpoolServer
+from moescope.console.working import carry_out
 from moescope.core.clock import SystemClock
 from moescope.processors.config import WindowConfig
 from moescope.processors.finish import WindowFinisher
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.sources.batch_log import BatchLogSource
-from moescope.storage.export import Exporter
-from moescope.storage.places import export_folder, store_file
-from moescope.storage.shared import WindowShapes
-from moescope.storage.store import Store
+from moescope.storage.errors import StoreInUseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Self
 
-    from moescope.core.emission import Finisher
+    from moescope.console.opened_store import OpenedStore
     from moescope.core.settings import Settings
     from moescope.processors.pipeline import PipelineTotals
 
-MINUTE_S = 60.0
 HOUR_S = 3600.0
+COMMAND_SECONDS = 5.0
+RETRY_SECONDS = 0.2
 EXPORT_REST = 9
 """Pause after an export in multiples of what it took."""
 
 
-def open_store(settings: Settings, finisher: Finisher) -> Store:
-    """Open the store of the data directory as its owner.
-
-    Raises:
-        StoreInUseError: Another process owns it.
-        StoreUnreadableError: The file cannot be opened.
-    """
-    return Store(
-        store_file(settings.data_directory),
-        finisher,
-        WindowShapes(time=settings["windows.time"], step=settings["windows.step"]),
-        minimum_coverage=settings["store.minimum_coverage"],
-    )
-
-
 class Owner:
-    """Opens the store, rolls batch logs up into it and exports closed windows.
+    """Opens the store, rolls batch logs up into it, and does all that only its owner can do.
 
     Args:
         settings: Name the data directory and everything else.
@@ -70,19 +58,13 @@ class Owner:
         settings, directory = self._settings, self._settings.data_directory
         directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opening:
-            finisher = WindowFinisher()
-            store = opening.enter_context(open_store(settings, finisher))
+            self.parts = opening.enter_context(_opened_for_long(settings))
+            self.exporter = self.parts.exporter
             source = opening.enter_context(BatchLogSource(log_root(directory)))
-            self.exporter = Exporter(
-                store,
-                export_folder(directory),
-                SystemClock(),
-                grace_seconds=2 * settings["sql.timeout"] + MINUTE_S,
-            )
             self.pipeline = Pipeline(
                 source,
-                store,
-                finisher,
+                self.parts.store,
+                self.parts.finisher,
                 WindowConfig.from_settings(settings),
                 commit_interval=settings["processor.commit_interval"],
                 commit_records=settings["processor.commit_records"],
@@ -103,15 +85,25 @@ class Owner:
     def run(
         self, *, until_idle: bool = False, stop: threading.Event | None = None
     ) -> PipelineTotals:
-        """Process records, exporting beside it; with `until_idle` end when all is read.
+        """Process records, with export, commands and jobs beside it.
+
+        Args:
+            until_idle: End when all is read; jobs keep to their schedule in other runs only.
+            stop: Ends it when it is set.
 
         Raises:
             MoescopeError: What the pipeline, the store or the export raised.
         """
         exporting = threading.Thread(target=self._export, name="moescope-export", daemon=True)
+        self._stop_export.clear()
         exporting.start()
         try:
-            self.pipeline.run(until_idle=until_idle, stop=stop)
+            # What people and schedules ask for ends before the last export, which shows it.
+            with ExitStack() as beside:
+                if not until_idle and self._settings["jobs.enabled"]:
+                    beside.callback(_started_scheduler(self.parts))
+                beside.enter_context(self._commands())
+                self.pipeline.run(until_idle=until_idle, stop=stop)
         finally:
             self._stop_export.set()
             exporting.join()
@@ -119,6 +111,12 @@ class Owner:
         if self._export_failure is not None:
             raise self._export_failure
         return self.pipeline.totals
+
+    def _commands(self) -> SpoolServer:
+        def execute(request: dict[str, Any]) -> dict[str, Any]:
+            return carry_out(Order.of_document(request), self.parts)
+
+        return SpoolServer(self._settings.data_directory, execute, self.parts.clock, note)
 
     def _export(self) -> None:
         clock = SystemClock()
@@ -142,3 +140,30 @@ class Owner:
                 self._export_failure = failure
             # While a backlog is read each export is large: commits keep most of the machine.
             pause = max(interval, EXPORT_REST * (clock.monotonic() - now))
+
+
+@contextmanager
+def _opened_for_long(settings: Settings) -> Iterator[OpenedStore]:
+    """Open the store; a command that has it open for a moment is waited for, an owner is not."""
+    clock = SystemClock()
+    give_up = clock.monotonic() + COMMAND_SECONDS
+    with ExitStack() as opening:
+        while True:
+            try:
+                parts = opening.enter_context(opened_store(settings, WindowFinisher))
+                break
+            except StoreInUseError:
+                is_owned = SpoolFolder(settings.data_directory).is_served()
+                if is_owned or clock.monotonic() >= give_up:
+                    raise
+                clock.sleep(RETRY_SECONDS)
+        yield parts
+
+
+def _started_scheduler(parts: OpenedStore) -> Callable[[], None]:
+    """Start the jobs' schedules; returns what ends them."""
+    from moescope.jobs.scheduler.scheduler import Scheduler
+
+    scheduler = Scheduler(parts.runner, parts.clock, note)
+    scheduler.start()
+    return scheduler.close

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 LOG_FOLDER: Final = "log"
 RING_FOLDER: Final = "ring"
+REPORTS_FOLDER: Final = "reports"
 
 
 def log_root(data_directory: Path) -> Path:
@@ -19,3 +20,8 @@ def log_root(data_directory: Path) -> Path:
 def ring_directory(data_directory: Path) -> Path:
     """Rings of recorders on this machine."""
     return data_directory / RING_FOLDER
+
+
+def reports_folder(data_directory: Path) -> Path:
+    """Reports that jobs write."""
+    return data_directory / REPORTS_FOLDER

@@ -17,7 +17,8 @@ def doctor(config: ConfigFile = None, data: DataDirectory = None, as_json: AsJso
 
     Example: moescope doctor --data moescope-data
     """
-    from moescope.console.checks import Outcome, run_checks
+    from moescope.console.checks import run_checks
+    from moescope.console.findings import Outcome
 
     findings = run_checks(settings_from(config, data))
     if as_json:

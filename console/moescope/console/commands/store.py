@@ -29,13 +29,15 @@ def migrate(
 
     from moescope.core.clock import SystemClock
     from moescope.storage.database import open_database
+    from moescope.storage.migrations import MIGRATIONS
     from moescope.storage.schema import migrate as migrate_schema
     from moescope.storage.schema import schema_version
 
-    if not yes:
-        note("Make a copy of the store file first; a migration cannot be taken back.")
-        confirm(f"Migrate {path}?")
     with open_database(path) as connection:
+        newest = max(number for number, _, _ in MIGRATIONS)
+        if not yes and schema_version(connection) < newest:
+            note("Make a copy of the store file first; a migration cannot be taken back.")
+            confirm(f"Migrate {path}?")
         applied = migrate_schema(connection, SystemClock())
         version = schema_version(connection)
     result = {"store": str(path), "schema_version": version, "migrations_applied": applied}
@@ -65,14 +67,12 @@ def export(
             next_step="Name a new folder.",
         )
 
-    from moescope.console.owner import open_store
+    from moescope.console.opened_store import opened_store
     from moescope.console.progress import progress
-    from moescope.core.clock import SystemClock
-    from moescope.processors.finish import WindowFinisher
     from moescope.storage.export import export_all
 
-    with progress(f"exporting {path}"), open_store(settings, WindowFinisher()) as store:
-        manifest = export_all(store, folder, SystemClock())
+    with progress(f"exporting {path}"), opened_store(settings) as parts:
+        manifest = export_all(parts.store, folder, parts.clock)
     tables = {name: len(files.data_paths()) for name, files in manifest.tables.items()}
     if as_json:
         print_json({"folder": str(folder), "files": tables})

@@ -1,0 +1,116 @@
+"""Checks of what jobs, notifications and thresholds have come to; also beside a running owner."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from moescope.console.findings import Finding, Outcome
+from moescope.console.reading import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moescope.core.settings import Settings
+
+_JOBS_SQL: Final = """
+    SELECT job, arg_max(state, scheduled_for) AS state,
+        arg_max(result_json, scheduled_for) AS result_json
+    FROM job_runs GROUP BY job ORDER BY job
+"""
+
+_OUTBOX_SQL: Final = """
+    SELECT count(*) FILTER (
+            delivered_at IS NULL AND given_up_at IS NULL
+            AND created_at < make_timestamp($1) - INTERVAL 5 MINUTE
+        ) AS late,
+        count(*) FILTER (given_up_at > make_timestamp($1) - INTERVAL 1 DAY) AS given_up,
+        arg_max(last_error, created_at) FILTER (last_error <> '') AS last_error
+    FROM outbox
+"""
+
+_SCOPES_SQL: Final = """
+    WITH served AS (
+        SELECT DISTINCT model, revision, origin, fidelity, sampling_ratio FROM windows
+        WHERE close_time >= (SELECT max(close_time) - INTERVAL 1 DAY FROM windows)
+    ), newest AS (
+        SELECT model, revision, origin, fidelity, sampling_ratio,
+            arg_max(version, (effective_from_us, activation)) AS version
+        FROM threshold_activations GROUP BY ALL
+    ), lines AS (
+        SELECT version, count(*) AS lines, count(*) FILTER (standing = 'provisional') AS provisional
+        FROM thresholds GROUP BY version
+    )
+    SELECT model, revision, origin, fidelity, coalesce(version, '') AS version, lines, provisional
+    FROM served
+        LEFT JOIN newest USING (model, revision, origin, fidelity, sampling_ratio)
+        LEFT JOIN lines USING (version)
+    ORDER BY ALL
+"""
+
+
+def check_operations(settings: Settings) -> Iterator[Finding]:
+    """Findings on jobs, notifications and thresholds; none where there is no data yet."""
+    from moescope.core.clock import SystemClock
+    from moescope.storage.query.errors import QuerySourceError
+
+    # What is wrong with the store or its export is another check's finding.
+    with suppress(QuerySourceError), Reader(settings) as reader:
+        yield from _jobs(reader.rows(_JOBS_SQL))
+        yield from _notifications(reader.rows(_OUTBOX_SQL, [SystemClock().now_us()]))
+        yield from _thresholds(reader.rows(_SCOPES_SQL))
+
+
+def _jobs(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Jobs whose last run failed, or ended with its owner."""
+    bad = [row for row in rows if row["state"] in {"failed", "abandoned"}]
+    for row in bad:
+        result = json.loads(row["result_json"])
+        why = result.get("error") or result.get("why") or ""
+        yield Finding(
+            "jobs",
+            Outcome.WARNING,
+            f"the last run of {row['job']} is {row['state']}: {why}",
+            result.get("next_step") or f"`moescope job run {row['job']}` runs it again.",
+        )
+    if rows and not bad:
+        yield Finding("jobs", Outcome.OK, f"the last runs of {len(rows)} jobs ended well")
+
+
+def _notifications(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Notifications that nobody received."""
+    for row in rows:
+        if row["late"] or row["given_up"]:
+            yield Finding(
+                "notifications",
+                Outcome.WARNING,
+                f"{row['late']:,} undelivered for over 5 minutes, {row['given_up']:,} given up in a"
+                f" day: {row['last_error'] or 'no owner delivers them'}",
+                "Check alerts.webhook_url and that an owner runs; `moescope alert test` tries it.",
+            )
+        else:
+            yield Finding("notifications", Outcome.OK, "nothing waits to be delivered")
+
+
+def _thresholds(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Served revisions that nothing judges, or only provisional lines."""
+    for row in rows:
+        served = f"{row['model']} {row['revision']} ({row['origin']}, {row['fidelity']})"
+        if not row["version"]:
+            yield Finding(
+                "thresholds",
+                Outcome.WARNING,
+                f"{served} has no thresholds in force: its windows have no level",
+                "`moescope baseline create`, then `moescope threshold calibrate --activate`.",
+            )
+        elif row["provisional"]:
+            yield Finding(
+                "thresholds",
+                Outcome.WARNING,
+                f"{served}: {row['provisional']:,} of {row['lines']:,} lines of {row['version']} "
+                "are provisional",
+                "Calibrate from a longer baseline: a firm line needs 1,000 requests or blocks.",
+            )
+        else:
+            yield Finding("thresholds", Outcome.OK, f"{served} is judged by {row['version']}")
