@@ -6,6 +6,7 @@ Parquet export alike.
 
 from __future__ import annotations
 
+from moescope.core.control_tables import CONTROL_TABLES
 from moescope.core.table_types import View
 
 _SERIES = (
@@ -187,11 +188,82 @@ _COVERAGE = View(
     ),
 )  # fmt: skip
 
+(_THRESHOLDS,) = (table for table in CONTROL_TABLES if table.name == "thresholds")
+_OF_A_LINE = tuple(
+    name for name in _THRESHOLDS.column_names if name not in {"version", "commit_id"}
+)
+
+_CURRENT_THRESHOLDS = View(
+    name="current_thresholds",
+    doc="Lines of the version that judges live windows now, with how sure each of them is.",
+    sql=f"""
+    WITH now AS (
+        SELECT coalesce(max(watermark_us), 9223372036854775807) AS now_us
+        FROM domains WHERE domain = 'live'
+    ), in_force AS (
+        SELECT model, revision, origin, fidelity, sampling_ratio, version, effective_from_us
+        FROM threshold_activations, now
+        WHERE effective_from_us <= now_us
+        QUALIFY row_number() OVER (
+            PARTITION BY model, revision, origin, fidelity, sampling_ratio
+            ORDER BY effective_from_us DESC, activation DESC
+        ) = 1
+    )
+    SELECT i.*, {", ".join(_OF_A_LINE)}
+    FROM in_force i JOIN thresholds t USING (version)
+    """,  # noqa: S608 (constants)
+    columns=(
+        *(
+            (name, "As in `threshold_activations`.")
+            for name in (
+                "model", "revision", "origin", "fidelity", "sampling_ratio", "version",
+                "effective_from_us",
+            )
+        ),
+        *((name, "As in `thresholds`.") for name in _OF_A_LINE),
+    ),
+)  # fmt: skip
+
+_OPEN_ALERTS = View(
+    name="open_alerts",
+    doc="Alerts that are not over, the newest first, with why they stand where they stand.",
+    sql="""
+    SELECT a.alert, a.state, a.pattern, l.domain, l.model, l.revision, a.phase, a.family,
+        a.window_kind, a.size, a.stride, a.scope_kind, a.scope_value, a.began_at, a.fired_at,
+        a.last_slot, a.worst_value, a.worst_metric, a.worst_layer, a.worst_start,
+        a.worst_request, a.version, a.caused_by, a.historic, e.why
+    FROM alerts a
+    LEFT JOIN lanes l USING (lane)
+    LEFT JOIN (
+        SELECT alert, why FROM alert_events
+        QUALIFY row_number() OVER (PARTITION BY alert ORDER BY number DESC) = 1
+    ) e USING (alert)
+    WHERE a.state <> 'resolved'
+    ORDER BY a.began_at DESC, a.alert
+    """,
+    columns=(
+        *((name, "As in `alerts`.") for name in ("alert", "state", "pattern")),
+        *((name, "As in `lanes`.") for name in ("domain", "model", "revision")),
+        *(
+            (name, "As in `alerts`.")
+            for name in (
+                "phase", "family", "window_kind", "size", "stride", "scope_kind", "scope_value",
+                "began_at", "fired_at", "last_slot", "worst_value", "worst_metric",
+                "worst_layer", "worst_start", "worst_request", "version", "caused_by",
+                "historic",
+            )
+        ),
+        ("why", "Of its newest change of state; null: none."),
+    ),
+)  # fmt: skip
+
 VIEWS: tuple[View, ...] = (
     _HOT_EXPERTS,
     _RED_WINDOWS,
     _WORST_WINDOWS,
     _LAYER_HEALTH,
     _COVERAGE,
+    _CURRENT_THRESHOLDS,
+    _OPEN_ALERTS,
 )
 """Every view, in an order in which they can be created."""
