@@ -6,6 +6,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import pytest
 from support.command_line import MOESCOPE, TIMEOUT_SECONDS, environment, moescope, query
 
@@ -107,15 +108,21 @@ def test_every_kind_of_window_holds_the_whole_simulation(
     assert "empty" in refused.stderr
 
 
-def test_migrating_asks_first(fleet: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Nothing happens without a yes, and a store that is up to date stays as it is."""
+def test_migrating_asks_only_when_there_is_something_to_do(
+    fleet: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """A store that is up to date stays as it is, unasked; one that is not waits for a yes."""
     data, _ = fleet
-    words = ("store", "migrate", "--data", data, "--json")
-    refused = moescope(*words, folder=tmp_path, answers="n\n", expect=2)
+    words = ("store", "migrate", "--json")
+    current = json.loads(moescope(*words, "--data", data, folder=tmp_path).stdout)
+    assert current["migrations_applied"] == []
+    duckdb.connect(tmp_path / "moescope.duckdb").close()
+    here = (*words, "--data", tmp_path)
+    refused = moescope(*here, folder=tmp_path, answers="n\n", expect=2)
     assert "Nothing was done" in refused.stderr
-    asked = json.loads(moescope(*words, folder=tmp_path, answers="y\n").stdout)
-    assert asked["migrations_applied"] == []
-    assert json.loads(moescope(*words, "--yes", folder=tmp_path).stdout) == asked
+    done = json.loads(moescope(*here, folder=tmp_path, answers="y\n").stdout)
+    assert done["migrations_applied"]
+    assert json.loads(moescope(*here, folder=tmp_path).stdout)["migrations_applied"] == []
 
 
 def test_doctor_tells_a_healthy_folder_from_a_broken_store(

@@ -4,10 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
 from support.command_line import MOESCOPE, environment, moescope
+from typer.testing import CliRunner
+
+from moescope.console.app import app
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +23,14 @@ COMMANDS = (
     ("import",),
     ("simulate",),
     ("run", "all"),
+    *(("baseline", verb) for verb in ("create", "list", "show")),
+    *(
+        ("threshold", verb)
+        for verb in ("calibrate", "list", "show", "diff", "activate", "rollback")
+    ),
+    *(("alert", verb) for verb in ("list", "show", "test")),
+    ("report", "calibration"),
+    *(("job", verb) for verb in ("list", "run", "pause", "resume")),
     ("store", "migrate"),
     ("store", "export"),
     ("config", "show"),
@@ -27,11 +39,9 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_has_an_example_and_the_common_options(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_help_has_an_example_and_the_common_options(command: tuple[str, ...]) -> None:
     """Whoever asks for help sees how the command is typed, and finds --json and --config on it."""
-    text = moescope(*command, "--help", folder=tmp_path).stdout
+    text = CliRunner().invoke(app, [*command, "--help"]).stdout
     assert f"Example: moescope {' '.join(command)}" in text
     assert "--json" in text
     assert "--config FILE" in text
@@ -140,3 +150,8 @@ def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert (outcome.returncode, outcome.stderr) == (0, "")
+
+
+def test_the_version_is_printed(tmp_path: Path) -> None:
+    """A bug report can say which version it is about."""
+    assert moescope("--version", folder=tmp_path).stdout == f"moescope {version('moescope')}\n"
