@@ -1,0 +1,1 @@
+"""A really trained small MoE, and recordings of its routing; see README.md."""
