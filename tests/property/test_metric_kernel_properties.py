@@ -12,7 +12,7 @@ from oracles import metrics_plain as oracle
 from moescope.core.metrics import METRIC_NAMES
 from moescope.core.thresholds import BaselineReference
 from moescope.processors.finish_kernel import finish_counts, layer_references
-from moescope.processors.metrics import distinct_mixes
+from moescope.processors.metrics import baseline_loads, distinct_mixes
 
 any_count = st.one_of(st.integers(0, 9), st.integers(0, 2_000), st.integers(0, 2**40))
 
@@ -49,7 +49,7 @@ def test_compiled_metrics_equal_the_formulas(case: tuple[list[int], list[int], i
         np.array([[counts]], np.uint64),
         top_k,
         trailing=layer_references(np.array([reference]), top_k),
-        mixes=distinct_mixes(baseline, [{"a": 1}]),
+        mixes=distinct_mixes(baseline_loads(baseline), [{"a": 1}]),
     )
     for name, value in expected.items():
         actual = float(values[0, 0, METRIC_NAMES.index(name)])

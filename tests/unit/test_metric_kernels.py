@@ -20,7 +20,7 @@ from moescope.processors.histogram_kernel import (
     add_to_histograms,
     empty_histograms,
 )
-from moescope.processors.metrics import DistinctMixes, distinct_mixes, metric_values
+from moescope.processors.metrics import DistinctMixes, baseline_loads, distinct_mixes, metric_values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def test_kernel_equals_numpy(dtype: Any, scale: int) -> None:  # noqa: ANN401
         6,
         dropped=dropped,
         trailing=layer_references(reference, 6),
-        mixes=distinct_mixes(baseline, scenes[:9]),
+        mixes=distinct_mixes(baseline_loads(baseline), scenes[:9]),
     )
     shift = actual[..., METRIC_NAMES.index("routing_shift")]
     assert np.isnan(shift[:, 0]).tolist() == [not each or "c" in each for each in scenes[:9]]

@@ -7,6 +7,7 @@ from moescope.core.errors import InputError
 from moescope.core.thresholds import BaselineReference
 from moescope.processors.metrics import (
     UNKNOWN_MIX,
+    baseline_loads,
     distinct_mixes,
     mix_shift,
     routing_shift,
@@ -28,7 +29,7 @@ def test_the_mix_of_a_single_scene_is_that_scene() -> None:
 def test_windows_of_equal_shares_have_one_mix() -> None:
     """Thousands of windows need a handful of references, whatever their lengths."""
     tokens = [{"chat": 1, "code": 3}, {"code": 300, "chat": 100}, {"chat": 5}, {}, {"poem": 1}]
-    mixes = distinct_mixes(REFERENCE, tokens)
+    mixes = distinct_mixes(baseline_loads(REFERENCE), tokens)
     assert mixes.place.tolist() == [0, 0, 1, UNKNOWN_MIX, UNKNOWN_MIX]
     assert mixes.q.shape == (2, 2, 4)
 

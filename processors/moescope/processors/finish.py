@@ -1,62 +1,143 @@
-"""Finishing: from the counts of closed windows to metric values and histogram increments."""
+"""Finishing: from the sums of closed windows to metric values, judgements and histograms."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import FinishedWindows, HistogramKey, Histograms, WindowGroup
+from moescope.core.metrics import METRIC_NAMES
+from moescope.core.router_sums import LAGS
+from moescope.core.thresholds import ThresholdBook
 from moescope.core.vocabulary import WindowKind
+from moescope.processors.baseline_mixes import BaselineMixes
 from moescope.processors.finish_kernel import LayerReferences, finish_counts, layer_references
 from moescope.processors.histogram_kernel import (
     NO_HISTOGRAM,
     add_to_histograms,
     empty_histograms,
 )
+from moescope.processors.judge import Judge, past_a_line
 from moescope.processors.kernels.records import MINUTE_US
+from moescope.processors.metrics import (
+    averages_of_sums,
+    lag_overlap,
+    positional_agreement,
+    request_similarity,
+)
+from moescope.processors.remembering import Remembered
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 REMEMBERED_REFERENCES = 256
 
+_COLUMN = {name: column for column, name in enumerate(METRIC_NAMES)}
+
 
 class WindowFinisher:
     """The `Finisher` that processors and the store owner use.
 
-    Prepared trailing references are remembered, since their noise floors cost milliseconds.
+    Prepared trailing references, baselines and lines are remembered, since preparing them costs
+    milliseconds.
     """
 
-    def __init__(self) -> None:
-        self._references: OrderedDict[str, LayerReferences] = OrderedDict()
+    def __init__(self, book: ThresholdBook | None = None) -> None:
+        """Make a finisher.
+
+        Args:
+            book: Thresholds in force; read at each call. None: nothing is judged.
+        """
+        self._references: Remembered[_TrailingKey, LayerReferences] = Remembered(
+            lambda key: layer_references(key.counts, key.top_k), REMEMBERED_REFERENCES
+        )
+        self._judge = Judge(ThresholdBook() if book is None else book)
+        self._baselines = BaselineMixes()
 
     def __call__(self, group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
-        """Metric values of each window, and the histogram increments of the complete ones."""
+        """Metric values of each window, and the histogram increments of the complete ones.
+
+        A token window that would not be stored is, with weight 1, where it is warn or red.
+        """
+        versions = self._judge.versions(group)
+        expected = self._baselines.expected(group, versions)
+        tokens = group.counts.sum(axis=2, dtype=np.int64) // group.lane.top_k
         values = finish_counts(
             group.counts,
             group.lane.top_k,
             dropped=group.dropped,
             trailing=self._reference(group),
+            mixes=None if expected is None else expected.mixes,
         )
-        tokens = group.counts.sum(axis=2, dtype=np.int64) // group.lane.top_k
-        finished = FinishedWindows(group=group, values=values, tokens=tokens)
-        return finished, histogram_increments(group, values)
+        columns = _metrics_of_sums(group)
+        if expected is not None:
+            columns["mix_shift"] = expected.mix_shift
+        for name, column in columns.items():
+            values[..., _COLUMN[name]] = np.where(tokens > 0, column, np.nan)
+        judgement = self._judge.judge(group, values, versions)
+        increments = histogram_increments(group, values)
+        if judgement is not None and group.kind is WindowKind.TOKEN:
+            noticed = (group.weight == 0) & past_a_line(judgement)
+            group = replace(group, weight=np.where(noticed, 1.0, group.weight))
+        finished = FinishedWindows(
+            group=group,
+            values=values,
+            tokens=tokens,
+            lag_overlap=_lag_overlap(group),
+            judgement=judgement,
+        )
+        return finished, increments
 
     def _reference(self, group: WindowGroup) -> LayerReferences | None:
         if group.trailing is None:
             return None
-        known = self._references.get(group.trailing_id)
-        if known is None:
-            known = layer_references(group.trailing, group.lane.top_k)
-            self._references[group.trailing_id] = known
-            if len(self._references) > REMEMBERED_REFERENCES:
-                self._references.popitem(last=False)
-        else:
-            self._references.move_to_end(group.trailing_id)
-        return known
+        return self._references[_TrailingKey(group.trailing_id, group.trailing, group.lane.top_k)]
+
+
+class _TrailingKey(NamedTuple):
+    """A trailing reference by its id."""
+
+    reference_id: str
+    counts: NDArray[np.int64]
+    top_k: int
+
+    def __hash__(self) -> int:
+        return hash(self.reference_id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _TrailingKey) and self.reference_id == other.reference_id
+
+
+def _metrics_of_sums(group: WindowGroup) -> dict[str, NDArray[np.float64]]:
+    """Metrics of the sums beside the counts, by name; [W, L], NaN where a window has none."""
+    layers, experts, top_k = len(group.lane.layers), group.lane.experts, group.lane.top_k
+    columns = {} if group.router is None else averages_of_sums(group.router, top_k)
+    for window, positions in enumerate(group.positions):
+        if positions is not None:
+            column = columns.setdefault("positional_agreement", _null(group))
+            column[window] = positional_agreement(positions, top_k, layers, experts)
+    for window, panes in enumerate(group.similarity):
+        if panes:
+            column = columns.setdefault("request_similarity", _null(group))
+            column[window] = request_similarity(panes)
+    return columns
+
+
+def _lag_overlap(group: WindowGroup) -> NDArray[np.float64] | None:
+    if all(lags is None for lags in group.lags):
+        return None
+    overlap = np.full((len(group), len(group.lane.layers), LAGS), np.nan)
+    for window, lags in enumerate(group.lags):
+        if lags is not None:
+            overlap[window] = lag_overlap(lags, group.lane.top_k)
+    return overlap
+
+
+def _null(group: WindowGroup) -> NDArray[np.float64]:
+    return np.full((len(group), len(group.lane.layers)), np.nan)
 
 
 def histogram_increments(

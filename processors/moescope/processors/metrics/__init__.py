@@ -16,7 +16,9 @@ from moescope.processors.metrics.divergence import (
 from moescope.processors.metrics.exceeding import exceedance
 from moescope.processors.metrics.mix import (
     UNKNOWN_MIX,
+    BaselineLoads,
     DistinctMixes,
+    baseline_loads,
     distinct_mixes,
     mix_shift,
     routing_shift,
@@ -42,10 +44,12 @@ __all__ = [
     "FLOOR_TOKENS",
     "MAX_ASSIGNMENTS",
     "UNKNOWN_MIX",
+    "BaselineLoads",
     "DistinctMixes",
     "Divergence",
     "FloorTable",
     "averages_of_sums",
+    "baseline_loads",
     "count_metrics",
     "distinct_mixes",
     "divergence",

@@ -31,6 +31,18 @@ UNKNOWN_MIX = -1
 """In `DistinctMixes.place`: a scene of the window is not in the reference, or none is known."""
 
 
+class BaselineLoads(NamedTuple):
+    """A baseline reference made ready for mixing.
+
+    Attributes:
+        scenes: Scene → smoothed load, float64 [L, E]; NaN at layers without assignments.
+        own: float64 [L, E], the mix of the baseline's own traffic.
+    """
+
+    scenes: Mapping[str, NDArray[np.float64]]
+    own: NDArray[np.float64]
+
+
 class DistinctMixes(NamedTuple):
     """The few mixes of many windows.
 
@@ -43,36 +55,51 @@ class DistinctMixes(NamedTuple):
     q: NDArray[np.float64]
 
 
-def distinct_mixes(
-    reference: BaselineReference, scene_tokens: Sequence[Mapping[str, int]]
-) -> DistinctMixes:
-    """The scene mix of each window; windows of equal shares have one in common.
+def baseline_loads(reference: BaselineReference) -> BaselineLoads:
+    """Smooth each scene of a reference; worth keeping.
 
     Args:
-        reference: Loads of the baseline by scene.
-        scene_tokens: [W] tokens per scene of each window.
+        reference: Loads of the baseline by scene, and its tokens per scene.
 
     Raises:
         InputError: The reference holds no scene, or scenes of different shapes.
     """
-    shape = _shape(reference)
-    smoothed: dict[str, NDArray[np.float64]] = {}
+    shapes = {counts.shape for counts in reference.scenes.values()}
+    if len(shapes) != 1:
+        raise InputError(
+            "A baseline reference needs counts [layers, experts] of at least one scene, "
+            "and the same shape for all.",
+            why=f"Their shapes are {sorted(shapes)}." if shapes else "It holds none.",
+        )
+    scenes = {scene: smoothed_reference(counts) for scene, counts in reference.scenes.items()}
+    mix = _lowest_terms(reference.tokens)
+    known = mix and all(scene in scenes for scene, _ in mix)
+    own = _mixed(scenes, mix) if known else np.full(shapes.pop(), np.nan)
+    return BaselineLoads(scenes, own)
+
+
+def distinct_mixes(
+    loads: BaselineLoads, scene_tokens: Sequence[Mapping[str, int]]
+) -> DistinctMixes:
+    """The scene mix of each window, as `scene_mix`; windows of equal shares have one in common.
+
+    Args:
+        loads: Of the baseline.
+        scene_tokens: [W] tokens per scene of each window.
+    """
     places: dict[tuple[tuple[str, int], ...], int] = {}
     mixes: list[NDArray[np.float64]] = []
     place = np.full(len(scene_tokens), UNKNOWN_MIX, np.int64)
-    for window, given in enumerate(scene_tokens):
-        mix = _lowest_terms(given)
-        if not mix or any(scene not in reference.scenes for scene, _ in mix):
+    for window, tokens in enumerate(scene_tokens):
+        mix = _lowest_terms(tokens)
+        if not mix or any(scene not in loads.scenes for scene, _ in mix):
             continue
         known = places.get(mix)
         if known is None:
             known = places[mix] = len(mixes)
-            for scene, _ in mix:
-                if scene not in smoothed:
-                    smoothed[scene] = smoothed_reference(reference.scenes[scene])
-            mixes.append(_mixed(smoothed, mix))
+            mixes.append(_mixed(loads.scenes, mix))
         place[window] = known
-    return DistinctMixes(place, np.stack(mixes) if mixes else np.empty((0, *shape)))
+    return DistinctMixes(place, np.stack(mixes) if mixes else np.empty((0, *loads.own.shape)))
 
 
 def scene_mix(
@@ -89,10 +116,10 @@ def scene_mix(
         hold, or of unknown scenes, and at layers where a scene of the mix has no assignments.
 
     Raises:
-        InputError: The reference holds no scene, or scenes of different shapes.
+        InputError: As `baseline_loads`.
     """
-    place, q = distinct_mixes(reference, scene_tokens)
-    whole = np.full((len(place), *_shape(reference)), np.nan)
+    place, q = distinct_mixes(baseline_loads(reference), scene_tokens)
+    whole = np.full((len(place), *q.shape[1:]), np.nan)
     known = place != UNKNOWN_MIX
     whole[known] = q[place[known]]
     return whole
@@ -115,11 +142,13 @@ def routing_shift(counts: ArrayLike, q: ArrayLike) -> NDArray[np.float64]:
     return divergence(counts, np.asarray(q, np.float64)).js
 
 
-def mix_shift(reference: BaselineReference, q: NDArray[np.float64]) -> NDArray[np.float64]:
+def mix_shift(
+    reference: BaselineReference | BaselineLoads, q: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """How far the traffic alone moves the load from the baseline's, in bits.
 
     Args:
-        reference: Loads of the baseline by scene, and its tokens per scene.
+        reference: Loads of the baseline by scene, and its tokens per scene; or made ready.
         q: float64 [..., L, E], as `scene_mix` gives it.
 
     Returns:
@@ -127,10 +156,11 @@ def mix_shift(reference: BaselineReference, q: NDArray[np.float64]) -> NDArray[n
         baseline's own traffic; NaN where either is unknown.
 
     Raises:
-        InputError: The reference holds no scene, or scenes of different shapes.
+        InputError: As `baseline_loads`.
     """
-    own = scene_mix(reference, [reference.tokens])[0]
-    js: NDArray[np.float64] = divergence_terms(q, np.broadcast_to(own, q.shape))[0].sum(axis=-1)
+    loads = reference if isinstance(reference, BaselineLoads) else baseline_loads(reference)
+    terms, _ = divergence_terms(q, np.broadcast_to(loads.own, q.shape))
+    js: NDArray[np.float64] = terms.sum(axis=-1)
     return js
 
 
@@ -142,22 +172,11 @@ def _lowest_terms(tokens: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _mixed(
-    smoothed: Mapping[str, NDArray[np.float64]], mix: Sequence[tuple[str, int]]
+    scenes: Mapping[str, NDArray[np.float64]], mix: Sequence[tuple[str, int]]
 ) -> NDArray[np.float64]:
     total = sum(number for _, number in mix)
     (first, number), *others = mix
-    q = smoothed[first] * (number / total)
+    q = scenes[first] * (number / total)
     for scene, more in others:
-        q += smoothed[scene] * (more / total)
+        q += scenes[scene] * (more / total)
     return q
-
-
-def _shape(reference: BaselineReference) -> tuple[int, ...]:
-    shapes = {counts.shape for counts in reference.scenes.values()}
-    if len(shapes) != 1:
-        raise InputError(
-            "A baseline reference needs counts [layers, experts] of at least one scene, "
-            "and the same shape for all.",
-            why=f"Their shapes are {sorted(shapes)}." if shapes else "It holds none.",
-        )
-    return shapes.pop()

@@ -81,19 +81,19 @@ def metric_values(
     if router is not None:
         columns |= averages_of_sums(router, top_k)
     if positions:
-        columns["positional_agreement"] = where_known(
+        columns["positional_agreement"] = _where_known(
             positions, c.shape[1], lambda each: positional_agreement(each, top_k, *c.shape[1:])
         )
     if similarity:
         known = [panes or None for panes in similarity]
-        columns["request_similarity"] = where_known(known, c.shape[1], request_similarity)
+        columns["request_similarity"] = _where_known(known, c.shape[1], request_similarity)
     null = np.full(c.shape[:-1], np.nan)
     values = np.stack([columns.get(name, null) for name in METRIC_NAMES], axis=-1)
     values[tokens == 0] = np.nan
     return values
 
 
-def where_known(
+def _where_known(
     sums: Sequence[Sums | None], layers: int, value: Callable[[Sums], NDArray[np.float64]]
 ) -> NDArray[np.float64]:
     """A value per window and layer from sums that some windows lack: float64 [W, L]."""
