@@ -35,7 +35,8 @@ class Table:
         exported: Whether the Parquet export and queries show it.
         retention: How long rows live, for people.
         time_column: The TIMESTAMP column that dates a row, or None for tables that stay small.
-        revised: Whether a row can be replaced or removed after the commit that wrote it.
+        revised: Whether a row can be replaced or removed after the commit that wrote it, not
+            counting removal by age.
         indexed: Whether the key is a PRIMARY KEY of the database.
     """
 

@@ -130,7 +130,7 @@ def _windows() -> Table:
             "sampling_ratio", "lane",
         ),
         exported=True,
-        retention="until the file is replaced; nothing deletes it yet",
+        retention="`retention.windows` days, red rows `retention.red` days; imports stay",
         time_column="close_time",
     )  # fmt: skip
 
@@ -172,7 +172,7 @@ _METRIC_HISTOGRAMS = Table(
         "band", "metric",
     ),
     exported=True,
-    retention="until the file is replaced; nothing deletes it yet",
+    retention="`retention.windows` days; imports stay",
     time_column="minute",
 )  # fmt: skip
 
@@ -231,7 +231,7 @@ _REFERENCES = Table(
     ),
     key=("reference_id",),
     exported=True,
-    retention="until the file is replaced; nothing deletes it yet",
+    retention="`retention.windows` days, longer where a window names it; imports stay",
     time_column="effective_from",
     revised=False,
 )
@@ -324,7 +324,7 @@ _BATCHES = Table(
     ),
     key=("partition", "log_offset"),
     exported=True,
-    retention="until the file is replaced; nothing deletes it yet",
+    retention="`retention.windows` days; imports stay",
     time_column="append_time",
     revised=False,
 )
@@ -343,7 +343,7 @@ _DEAD_LETTERS = Table(
     ),
     key=("partition", "log_offset"),
     exported=True,
-    retention="until the file is replaced; nothing deletes it yet",
+    retention="`retention.windows` days; imports stay",
     time_column="append_time",
     revised=False,
 )
@@ -357,7 +357,7 @@ _TOKEN_WINDOW_KEYS = Table(
     ),
     key=("key_hash",),
     exported=False,
-    retention="until the file is replaced; nothing deletes it yet",
+    retention="`retention.windows` days",
     time_column="close_time",
     revised=False,
     indexed=True,
@@ -375,6 +375,19 @@ _REMOVED_ROWS = Table(
     exported=False,
     retention="some thousand transactions",
     revised=False,
+)
+
+_RETENTION_MARKS = Table(
+    name="retention_marks",
+    doc="Up to when old rows were removed, so that the export forgets them hour by hour.",
+    columns=(
+        Column("table_name", "VARCHAR", "Table that held the rows."),
+        Column("removed_before", "TIMESTAMP", "Hours before this have lost rows."),
+        _COMMIT,
+    ),
+    key=("table_name",),
+    exported=False,
+    retention="forever",
 )
 
 _OWNER = Table(
@@ -419,6 +432,7 @@ TABLES: tuple[Table, ...] = (
     _DEAD_LETTERS,
     _TOKEN_WINDOW_KEYS,
     _REMOVED_ROWS,
+    _RETENTION_MARKS,
     _OWNER,
     _SCHEMA_MIGRATIONS,
     *CONTROL_TABLES,

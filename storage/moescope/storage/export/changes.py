@@ -70,7 +70,9 @@ class TableExport:
         self._table = table
         self._commit_id = commit_id
 
-    def apply(self, manifest: Manifest, level: Level, since: int) -> None:
+    def apply(
+        self, manifest: Manifest, level: Level, since: int, removed_before: str | None = None
+    ) -> None:
         """Change the table's entry in the manifest.
 
         Args:
@@ -79,6 +81,9 @@ class TableExport:
                 also drops the tails, which hold the same commits. `HOUR` writes anew what does
                 not agree with the store.
             since: Commits up to this one are in files that stay.
+            removed_before: Begin of the first hour from which no old rows were removed since
+                then, as a partition's name; None: none were removed. Needs level `MINUTE` or
+                `HOUR`.
         """
         files = manifest.tables.get(self._table.name)
         if files is None:
@@ -89,6 +94,8 @@ class TableExport:
             self._rewrite_stale(files)
         else:
             self._append(files, level, since)
+            if removed_before is not None:
+                self._rewrite_hours_before(files, removed_before)
 
     def _append(self, files: TableFiles, level: Level, since: int) -> None:
         if level is Level.MINUTE:
@@ -99,31 +106,52 @@ class TableExport:
         files.removals += self._writer.write_removals(self._table, level, condition)
 
     def _rewrite_stale(self, files: TableFiles) -> None:
-        extents = self._extents()
+        extents = self._extents(self._within())
+        kept = self._written_anew(files.partitions, extents, self._within())
+        files.partitions = dict(sorted(kept.items()))
+        files.removals = []
+
+    def _rewrite_hours_before(self, files: TableFiles, first: str) -> None:
+        """Write hours anew that have lost their old rows: little or nothing is left of them."""
+        old = {name: part for name, part in files.partitions.items() if name < first}
+        time = f"TIMESTAMP '{first.replace('T', ' ')}:00:00'"
+        earlier = f"{self._within()} AND {self._table.time_column} < {time}"
+        written = self._written_anew(old, self._extents(earlier), earlier)
+        kept = {name: part for name, part in files.partitions.items() if name not in old}
+        files.partitions = dict(sorted((kept | written).items()))
+
+    def _written_anew(
+        self, partitions: dict[str, Partition], extents: dict[str, Extent], condition: str
+    ) -> dict[str, Partition]:
+        """The partitions with these extents, those written again that do not agree.
+
+        Args:
+            partitions: As exported.
+            extents: As stored, of the rows for which the condition holds.
+            condition: SQL.
+        """
         stale = [
             name
             for name, extent in extents.items()
-            if name not in files.partitions or not _agrees(files.partitions[name], extent)
+            if name not in partitions or not _agrees(partitions[name], extent)
         ]
-        kept = {name: part for name, part in files.partitions.items() if name in extents}
+        kept = {name: part for name, part in partitions.items() if name in extents}
         if stale:
-            condition = self._within()
             if len(stale) < len(extents):
                 condition += f" AND {partition_condition(self._table, stale)}"
             written = self._writer.write_partitions(self._table, Level.HOUR, condition)
             for name in stale:
                 kept[name] = Partition(written[name], *extents[name])
-        files.partitions = dict(sorted(kept.items()))
-        files.removals = []
+        return kept
 
-    def _extents(self) -> dict[str, Extent]:
+    def _extents(self, condition: str) -> dict[str, Extent]:
         hour = f"date_trunc('hour', {self._table.time_column})"
         partitioned = is_partitioned(self._table)
         rows = self._cursor.execute(
             f"SELECT {partition_name('hour' if partitioned else None)}, number, total FROM ("  # noqa: S608
             f"SELECT {hour if partitioned else 'NULL'} AS hour, count(*) AS number,"
             f" {f'sum({COMMIT_COLUMN})' if self._has_commits() else '0'} AS total"
-            f" FROM {quoted(self._table.name)} WHERE {self._within()} GROUP BY 1)"
+            f" FROM {quoted(self._table.name)} WHERE {condition} GROUP BY 1)"
         ).fetchall()
         return {str(name): Extent(int(number), int(total)) for name, number, total in rows}
 
@@ -146,6 +174,16 @@ def newest_commit(cursor: duckdb.DuckDBPyConnection, tables: Sequence[Table]) ->
     )
     found = cursor.execute(f"SELECT max(newest) FROM ({union})").fetchone()  # noqa: S608
     return NOTHING_EXPORTED if found is None or found[0] is None else int(found[0])
+
+
+def removed_before(cursor: duckdb.DuckDBPyConnection, since: int, commit_id: int) -> dict[str, str]:
+    """Tables that have lost old rows since a commit → the first hour that has not."""
+    rows = cursor.execute(
+        f"SELECT table_name, {partition_name('removed_before')} FROM retention_marks"  # noqa: S608
+        " WHERE commit_id > ? AND commit_id <= ?",
+        [since, commit_id],
+    ).fetchall()
+    return dict(rows)
 
 
 def offsets(cursor: duckdb.DuckDBPyConnection) -> list[Offset]:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import duckdb
 
 from moescope.core.tables import TABLES
-from moescope.storage.export.changes import TableExport, newest_commit, offsets
+from moescope.storage.export.changes import (
+    TableExport,
+    newest_commit,
+    offsets,
+    removed_before,
+)
 from moescope.storage.export.errors import ExportError
 from moescope.storage.export.files import remove_orphans, remove_retired
 from moescope.storage.export.layout import (
@@ -123,12 +128,18 @@ class Exporter:
         old = self._manifest
         if old is not None and level is Level.TAIL and commit_id == old.commit_id:
             return False
+        aged = removed_before(cursor, old.commit_id, commit_id) if old is not None else {}
+        if aged and level is Level.TAIL:
+            # Hours that are written anew hold all commits, so nothing may be in tails.
+            level = Level.MINUTE
         new = self._next_manifest(commit_id)
         since = new.minute_commit_id if level is Level.MINUTE or old is None else old.commit_id
         writer = ParquetWriter(cursor, self._folder, new.generation)
         try:
             for table in self._tables:
-                TableExport(cursor, writer, table, commit_id).apply(new, level, since)
+                TableExport(cursor, writer, table, commit_id).apply(
+                    new, level, since, aged.get(table.name)
+                )
             if level is not Level.TAIL:
                 new.minute_commit_id = commit_id
             new.offsets = offsets(cursor)
