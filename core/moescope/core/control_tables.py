@@ -254,6 +254,19 @@ _ALERT_EVENTS = Table(
     revised=False,
 )
 
+_RED_LINE_PROGRESS = Table(
+    name="red_line_progress",
+    doc="How far alerts are: slots are judged once, whatever happens between two commits.",
+    columns=(
+        Column("domain", "VARCHAR", "`live`, or the name of an import."),
+        Column("judged_before_us", "BIGINT", "Slots that begin before this are judged."),
+        COMMIT,
+    ),
+    key=("domain",),
+    exported=False,
+    retention=FOREVER,
+)
+
 _OUTBOX = Table(
     name="outbox",
     doc="Notifications, written with what they tell; a receiver may see one twice, never none.",
@@ -364,6 +377,7 @@ CONTROL_TABLES: tuple[Table, ...] = (
     _EXCEEDANCES,
     _ALERTS,
     _ALERT_EVENTS,
+    _RED_LINE_PROGRESS,
     _OUTBOX,
     _PATTERNS,
     _JOB_RUNS,

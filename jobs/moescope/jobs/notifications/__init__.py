@@ -1,0 +1,1 @@
+"""Notifications: what they say, and how they reach people."""
