@@ -1,0 +1,23 @@
+"""Calibration: from a healthy baseline to lines, references and paging rules, and their life."""
+
+from moescope.jobs.calibration.calibrate import Calibration, calibrate
+from moescope.jobs.calibration.differences import LineChange, diff
+from moescope.jobs.calibration.held_out import HeldOut, HeldOutRate, held_out_check
+from moescope.jobs.calibration.lifecycle import activate, earliest_activation, rollback
+from moescope.jobs.calibration.options import CalibrationOptions
+from moescope.jobs.calibration.stored import store_calibration
+
+__all__ = [
+    "Calibration",
+    "CalibrationOptions",
+    "HeldOut",
+    "HeldOutRate",
+    "LineChange",
+    "activate",
+    "calibrate",
+    "diff",
+    "earliest_activation",
+    "held_out_check",
+    "rollback",
+    "store_calibration",
+]

@@ -1,0 +1,206 @@
+"""Warn and red lines of one kind of window, with the fallbacks for few units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from moescope.core.metrics import JUDGED_METRICS, Side
+from moescope.core.thresholds import LineSource, MetricLines
+from moescope.jobs.statistics import (
+    RED_UNITS,
+    centre_and_spread,
+    cluster_quantiles,
+    standing_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from moescope.core.thresholds import LineKey
+    from moescope.jobs.calibration.sample import Sample
+
+WARN_SHARE, RED_SHARE = 0.90, 0.99
+LEVELS = {
+    "warn_low": 1.0 - WARN_SHARE,
+    "warn_high": WARN_SHARE,
+    "red_low": 1.0 - RED_SHARE,
+    "red_high": RED_SHARE,
+}
+"""Line → level of the quantile; P10 and P1 are the mirror images of P90 and P99."""
+_LINES_OF_SIDE = {
+    Side.HIGH: ("warn_high", "red_high"),
+    Side.LOW: ("warn_low", "red_low"),
+    Side.BOTH: ("warn_low", "warn_high", "red_low", "red_high"),
+}
+NEIGHBOURS = 2
+"""A layer band is a layer and so many on either side."""
+
+
+class Ends(NamedTuple):
+    """Interval of a line, float64 [L]; infinite: no end on that side; NaN: no line."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatedLines:
+    """Lines of a metric with what is known about them.
+
+    Attributes:
+        lines: As they judge.
+        ends: Line (`warn_high`, …) → 95 % interval; only those of the metric's side.
+        windows: int64 [L], windows of the key's own that have a value.
+    """
+
+    lines: MetricLines
+    ends: Mapping[str, Ends]
+    windows: NDArray[np.int64]
+
+
+class _Pool(NamedTuple):
+    """Values to take a quantile of: [N, L], weights and units [N]."""
+
+    values: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    units: NDArray[np.int64]
+
+
+class _Standardised(NamedTuple):
+    """All windows of a band, each in the spreads of its own scene and layer."""
+
+    pool: _Pool
+    units: int
+
+
+def lines_of(sample: Sample, minimum_units: int) -> dict[LineKey, dict[str, EstimatedLines]]:
+    """Lines of every key and metric of one kind of window.
+
+    With at least 299 units a key's lines are quantiles of its own windows, layer by layer. With
+    fewer, but `minimum_units`, they are its own median plus so many spreads, and that number is a
+    quantile of standardised values: of the layer over all scenes if these have 299 units;
+    else of the layer and its neighbours, if the units times these layers reach 299; else of all
+    layers. Layers share their requests, so pooling them adds values to the tail and no units:
+    such lines stay provisional.
+
+    Args:
+        sample: Windows, units and values.
+        minimum_units: Keys with fewer get no lines.
+    """
+    found: dict[LineKey, dict[str, EstimatedLines]] = {}
+    cells = list(sample.cells())
+    for metric in JUDGED_METRICS:
+        values = sample.values.get(metric.name)
+        if values is None or np.isnan(values).all():
+            continue
+        pools: dict[str, _Standardised] = {}
+        for key, member in cells:
+            own = _pool(sample, values, member)
+            units = _count_units(own)
+            if units < minimum_units:
+                continue
+            if units < RED_UNITS and key.band not in pools:
+                pools[key.band] = _standardised(sample, values, cells, key.band, minimum_units)
+            lines = _estimate(own, units, pools.get(key.band), _LINES_OF_SIDE[metric.side])
+            found.setdefault(key, {})[metric.name] = lines
+    return found
+
+
+def _pool(sample: Sample, values: NDArray[np.float64], member: NDArray[np.bool_]) -> _Pool:
+    known = member & ~np.isnan(values).all(axis=1)
+    return _Pool(values[known], sample.windows.weight[known], sample.units[known])
+
+
+def _count_units(pool: _Pool) -> int:
+    return len(np.unique(pool.units))
+
+
+def _standardised(
+    sample: Sample,
+    values: NDArray[np.float64],
+    cells: list[tuple[LineKey, NDArray[np.bool_]]],
+    band: str,
+    minimum_units: int,
+) -> _Standardised:
+    """Standardise the windows of a band scene by scene, where a scene has enough units."""
+    scaled = np.full(values.shape, np.nan)
+    for key, member in sorted(cells, key=lambda cell: cell[0].scene):
+        if key.band != band:
+            continue
+        own = _pool(sample, values, member)
+        # Scene "" comes first, and holds what no scene of its own overwrites.
+        if key.scene and _count_units(own) < minimum_units:
+            continue
+        if len(own.values):
+            centre, spread = centre_and_spread(own.values, own.weights)
+            scaled[member] = (values[member] - centre) / spread
+    pool = _pool(sample, scaled, np.ones(len(values), np.bool_))
+    return _Standardised(pool, _count_units(pool))
+
+
+def _estimate(
+    own: _Pool, units: int, standardised: _Standardised | None, wanted: tuple[str, ...]
+) -> EstimatedLines:
+    centre, spread = centre_and_spread(own.values, own.weights)
+    layers = own.values.shape[1]
+    source = LineSource.OWN
+    quantiles = {}
+    if units >= RED_UNITS or standardised is None:
+        for name in wanted:
+            quantiles[name] = tuple(cluster_quantiles(*own, LEVELS[name]))
+    else:
+        pool, units = standardised
+        source = _source(units, layers)
+        for name in wanted:
+            quantiles[name] = tuple(
+                centre + spread * each for each in _pooled(pool, LEVELS[name], source)
+            )
+    none = np.full(layers, np.nan)
+    values = {name: quantiles[name][0] if name in quantiles else none for name in LEVELS}
+    return EstimatedLines(
+        lines=MetricLines(
+            **values,
+            centre=centre,
+            spread=spread,
+            standing=standing_of(units),
+            source=source,
+            units=units,
+        ),
+        ends={name: Ends(low, high) for name, (_, low, high) in quantiles.items()},
+        windows=(~np.isnan(own.values)).sum(axis=0),
+    )
+
+
+def _source(units: int, layers: int) -> LineSource:
+    if units >= RED_UNITS:
+        return LineSource.ALL_SCENES
+    width = min(2 * NEIGHBOURS + 1, layers)
+    return LineSource.LAYER_BAND if units * width >= RED_UNITS else LineSource.MODEL
+
+
+def _pooled(pool: _Pool, p: float, source: LineSource) -> Iterator[NDArray[np.float64]]:
+    """Value, lower and upper end of a quantile of standardised values, float64 [L] each."""
+    layers = pool.values.shape[1]
+    if source is LineSource.ALL_SCENES:
+        yield from cluster_quantiles(*pool, p)
+        return
+    if source is LineSource.MODEL:
+        spans = [(0, layers)]
+    else:
+        spans = [(max(at - NEIGHBOURS, 0), at + NEIGHBOURS + 1) for at in range(layers)]
+    found = []
+    for begin, end in spans:
+        part = pool.values[:, begin:end]
+        width = part.shape[1]
+        found.append(
+            cluster_quantiles(
+                part.reshape(-1, 1), np.repeat(pool.weights, width), np.repeat(pool.units, width), p
+            )
+        )
+    for each in zip(*found, strict=True):
+        yield np.broadcast_to(np.concatenate(each), layers)
