@@ -29,7 +29,7 @@ if [[ ! -x "$python" ]]; then
 fi
 torch_pin="$(grep -E '^torch==' "$requirements")"
 if "$python" -c 'import torch' 2>/dev/null &&
-  [[ "$("$uv" pip freeze --python "$python" | grep -E '^torch==' | cut -d+ -f1)" == "$torch_pin" ]]; then
+  [[ "$("$uv" pip freeze --quiet --python "$python" | grep -E '^torch==' | cut -d+ -f1)" == "$torch_pin" ]]; then
   build="the one that was there"
 elif UV_HTTP_RETRIES=0 "$uv" pip install --quiet --python "$python" --torch-backend cpu \
   "$torch_pin" 2>/dev/null; then

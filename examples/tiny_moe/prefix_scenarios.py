@@ -136,6 +136,7 @@ def _fixed_system_prompt_cached(workshop: Workshop) -> Made:
         shows="fixed_system_prompt_cached",
         right_answer="not present",
         twin="healthy_prefill",
+        schedule="behind_cache",
         prefixes=recording.digests(),
         facts={"prefix_tokens": SYSTEM_TICKS * CHUNK},
     )
