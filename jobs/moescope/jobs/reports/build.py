@@ -1,0 +1,111 @@
+"""A calibration report as plain data, from the store's tables alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.core.metrics import BY_NAME
+from moescope.jobs.reports.baseline_selection import baseline_of, baseline_windows
+from moescope.jobs.reports.calibration_record import held_out_rates, nominal, what_was_left_out
+from moescope.jobs.reports.change_facts import change_facts
+from moescope.jobs.reports.judged_windows import Judged
+from moescope.jobs.reports.left_out import left_out
+from moescope.jobs.reports.line_facts import line_facts
+from moescope.jobs.reports.next_steps import next_steps
+from moescope.jobs.reports.paging_facts import paging_facts, timeline_facts
+from moescope.jobs.reports.rows import rounded, windows_key
+from moescope.jobs.reports.schema import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    CalibrationReport,
+    Fired,
+    Rate,
+)
+from moescope.jobs.reports.sections import main_keys
+from moescope.jobs.reports.sentences import main_line, opening
+from moescope.jobs.reports.value_facts import distributions, heat
+from moescope.jobs.reports.version_facts import (
+    baseline_facts,
+    read_head,
+    version_before,
+    version_facts,
+)
+from moescope.jobs.reports.words import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import duckdb
+
+    from moescope.jobs.reports.schema import KeyLines
+
+MOST_HEATMAPS = 8
+
+
+def build_report(cursor: duckdb.DuckDBPyConnection, version: str) -> CalibrationReport:
+    """Everything that a report says; the same rows give the same report.
+
+    Args:
+        cursor: To a store, or to an export's tables.
+        version: Threshold version.
+
+    Raises:
+        InputError: There is no such version.
+    """
+    head = read_head(cursor, version)
+    facts = version_facts(cursor, head)
+    baseline = baseline_facts(cursor, head)
+    lines = line_facts(cursor, head)
+    judged = Judged(cursor, head, baseline_windows(cursor, head, baseline_of(baseline)))
+    baseline["first_time"], baseline["last_time"] = map(moment, judged.time_range())
+    changes = change_facts(cursor, head, version_before(cursor, head))
+    fired = Fired(
+        baseline=_baseline_rates(judged, lines),
+        held_out=held_out_rates(facts["summary"]),
+        paging=paging_facts(cursor, head),
+        timelines=timeline_facts(cursor, head),
+    )
+    shown = main_keys(lines)
+    heats = [
+        heat(judged, each["key"], main_line(each["lines"])["metric"], head.layers)
+        for each in shown[:MOST_HEATMAPS]
+    ]
+    return CalibrationReport(
+        schema=SCHEMA,
+        schema_version=SCHEMA_VERSION,
+        version=facts,
+        baseline=baseline,
+        summary=opening(
+            version=facts,
+            baseline=baseline,
+            judged=lines,
+            fired=fired,
+            changes=changes,
+        ),
+        judged=lines,
+        distributions=distributions(judged, shown),
+        heat=[each for each in heats if each is not None],
+        fired=fired,
+        changes=changes,
+        left_out=[*what_was_left_out(facts["summary"]), *left_out(lines, head.layers)],
+        next_steps=next_steps(facts, changes),
+    )
+
+
+def _baseline_rates(judged: Judged, lines: Sequence[KeyLines]) -> list[Rate]:
+    metrics = dict.fromkeys(line["metric"] for each in lines for line in each["lines"])
+    return [
+        Rate(
+            key=windows_key(rate.key),
+            metric=metric,
+            windows=rate.windows,
+            warn=rounded(rate.warn) or 0.0,
+            red=rounded(rate.red) or 0.0,
+            warn_nominal=nominal(BY_NAME[metric], "warn"),
+            red_nominal=nominal(BY_NAME[metric], "red"),
+            warn_band=None,
+            red_band=None,
+        )
+        for metric in metrics
+        for rate in sorted(judged.rates(metric))
+    ]

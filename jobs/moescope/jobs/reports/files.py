@@ -1,0 +1,68 @@
+"""Reports as files: the page, and its JSON twin."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moescope.jobs.reports.build import build_report
+from moescope.jobs.reports.names import report_name
+from moescope.jobs.reports.render import calibration_html
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import duckdb
+
+    from moescope.jobs.reports.schema import CalibrationReport
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFiles:
+    """Where a report was written.
+
+    Attributes:
+        html, json: The files.
+        report: What the JSON file holds.
+    """
+
+    html: Path
+    json: Path
+    report: CalibrationReport
+
+
+def calibration_report(
+    cursor: duckdb.DuckDBPyConnection, version: str, folder: Path
+) -> ReportFiles:
+    """Write the report of a threshold version, from the tables alone.
+
+    A reader of the folder sees each file whole, as it was before or as it is now.
+
+    Args:
+        cursor: To the store, for reading.
+        version: Threshold version.
+        folder: Made when it is not there.
+
+    Raises:
+        InputError: There is no such version.
+    """
+    report = build_report(cursor, version)
+    page = calibration_html(report)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = ReportFiles(
+        html=folder / report_name(version, "html"),
+        json=folder / report_name(version, "json"),
+        report=report,
+    )
+    text = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    _write(files.json, text + "\n")
+    _write(files.html, page)
+    return files
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
