@@ -46,62 +46,73 @@ def judge_rows(  # noqa: PLR0917 (compiled code is called by position)
     """
     windows, row_layers, _ = values.shape
     for window in range(windows):
-        if lines_of[window] < 0:
+        mine = lines_of[window]
+        if mine < 0:
             continue
         for layer in range(row_layers):
-            row_lines = lines[lines_of[window], layer]
+            judged = warn = red = np.uint64(0)
             for metric in range(columns.shape[0]):
                 value = values[window, layer, columns[metric]]
-                if np.isnan(value) or np.isnan(row_lines[metric, SPREAD]):
+                spread = lines[mine, layer, metric, SPREAD]
+                if np.isnan(value) or np.isnan(spread):
                     continue
                 bit = np.uint64(1) << np.uint64(metric)
-                red, warn = _past(value, row_lines[metric])
-                bits[0, window, layer] |= bit
-                if warn:
-                    bits[1, window, layer] |= bit
-                if red:
-                    bits[2, window, layer] |= bit
+                low, high = (
+                    lines[mine, layer, metric, RED_LOW],
+                    lines[mine, layer, metric, RED_HIGH],
+                )
+                judged |= bit
+                # Comparisons with NaN are false.
+                if value > high or value < low:
+                    red |= bit
+                    warn |= bit
+                elif (
+                    value > lines[mine, layer, metric, WARN_HIGH]
+                    or value < lines[mine, layer, metric, WARN_LOW]
+                ):
+                    warn |= bit
                 family = family_of[metric]
                 if family < 0:
                     continue
-                past = _exceedance(value, row_lines[metric])
-                place = worst_place[window, family]
+                past = _exceedance(value, low, high, spread)
                 if past > worst[window, family] or (
                     past == worst[window, family]
-                    and _is_before(layer, metric, place, layers, name_order)
+                    and _is_before(
+                        layer,
+                        metric,
+                        worst_place[window, family, 0],
+                        worst_place[window, family, 1],
+                        layers,
+                        name_order,
+                    )
                 ):
                     worst[window, family] = past
-                    place[0] = layer
-                    place[1] = metric
+                    worst_place[window, family, 0] = layer
+                    worst_place[window, family, 1] = metric
+            bits[0, window, layer] = judged
+            bits[1, window, layer] = warn
+            bits[2, window, layer] = red
 
 
 @compiled
-def _past(value: float, lines: NDArray[np.float64]) -> tuple[bool, bool]:
-    """Whether a value is red, and whether it is warn; comparisons with NaN are false."""
-    red = value > lines[RED_HIGH] or value < lines[RED_LOW]
-    return red, red or value > lines[WARN_HIGH] or value < lines[WARN_LOW]
-
-
-@compiled
-def _exceedance(value: float, lines: NDArray[np.float64]) -> float:
+def _exceedance(value: float, low: float, high: float, spread: float) -> float:
     """As `moescope.processors.metrics.exceedance`, for one value."""
-    above = (value - lines[RED_HIGH]) / lines[SPREAD]
-    below = (lines[RED_LOW] - value) / lines[SPREAD]
-    if np.isnan(above) or below > above:
-        return float(below)
-    return float(above)
+    above = (value - high) / spread
+    below = (low - value) / spread
+    return below if np.isnan(above) or below > above else above
 
 
 @compiled
-def _is_before(
+def _is_before(  # noqa: PLR0917 (as above)
     layer: int,
     metric: int,
-    place: NDArray[np.int64],
+    worst_layer: int,
+    worst_metric: int,
     layers: NDArray[np.int64],
     name_order: NDArray[np.int64],
 ) -> bool:
-    if place[0] < 0:
+    if worst_layer < 0:
         return True
-    if layers[layer] != layers[place[0]]:
-        return bool(layers[layer] < layers[place[0]])
-    return bool(name_order[metric] < name_order[place[1]])
+    if layers[layer] != layers[worst_layer]:
+        return bool(layers[layer] < layers[worst_layer])
+    return bool(name_order[metric] < name_order[worst_metric])

@@ -87,19 +87,18 @@ def distinct_mixes(
         loads: Of the baseline.
         scene_tokens: [W] tokens per scene of each window.
     """
-    places: dict[tuple[tuple[str, int], ...], int] = {}
-    mixes: list[NDArray[np.float64]] = []
-    place = np.full(len(scene_tokens), UNKNOWN_MIX, np.int64)
+    mixes: dict[tuple[tuple[str, int], ...], int] = {}
+    as_given: dict[tuple[tuple[str, int], ...], int] = {}
+    place = np.empty(len(scene_tokens), np.int64)
     for window, tokens in enumerate(scene_tokens):
-        mix = _lowest_terms(tokens)
-        if not mix or any(scene not in loads.scenes for scene, _ in mix):
-            continue
-        known = places.get(mix)
-        if known is None:
-            known = places[mix] = len(mixes)
-            mixes.append(_mixed(loads.scenes, mix))
-        place[window] = known
-    return DistinctMixes(place, np.stack(mixes) if mixes else np.empty((0, *loads.own.shape)))
+        given = tuple(tokens.items())
+        if given not in as_given:
+            mix = _lowest_terms(tokens)
+            known = bool(mix) and all(scene in loads.scenes for scene, _ in mix)
+            as_given[given] = mixes.setdefault(mix, len(mixes)) if known else UNKNOWN_MIX
+        place[window] = as_given[given]
+    q = [_mixed(loads.scenes, mix) for mix in mixes]
+    return DistinctMixes(place, np.stack(q) if q else np.empty((0, *loads.own.shape)))
 
 
 def scene_mix(
