@@ -69,8 +69,9 @@ def _lognormal(z: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _exponential(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    tail = np.array([NormalDist().cdf(-each) for each in z.ravel()]).reshape(z.shape)
-    return -np.log(tail)
+    tail = np.array([NormalDist().cdf(-each) for each in z.ravel()], np.float64)
+    value: NDArray[np.float64] = -np.log(tail).reshape(z.shape)
+    return value
 
 
 def _discrete(z: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -202,12 +202,12 @@ def _read_kind(
         if window_kind == WindowKind.TOKEN
         else ""
     )
-    found = cursor.execute(
+    found = cursor.sql(
         "SELECT layer, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"  # noqa: S608
         f" epoch_us(close_time) AS close_us, weight, {', '.join(_TEXTS)}, scenes, scene_tokens,"
         f" counts, {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}{sampled}"
         " ORDER BY lane, scope_value, start, request, task, layer",
-        values | {f"own_{name}": value for name, value in zip(names, kind, strict=True)},
+        params=values | {f"own_{name}": value for name, value in zip(names, kind, strict=True)},
     )
     table: Any = found.to_arrow_table()
     layers = len(shape.layers)

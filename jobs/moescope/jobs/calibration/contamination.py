@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from moescope.core.metrics import BY_NAME, JUDGED_METRICS, Side
+from moescope.core.metrics import JUDGED_METRICS, Side
 from moescope.jobs.statistics import centre_and_spread, weighted_quantile
 
 if TYPE_CHECKING:
@@ -48,20 +48,22 @@ def suspect_units(sample: Sample) -> Suspects:
         if values is None or np.isnan(values).all() or np.nanmin(values) <= 0:
             continue
         logs = np.log(values)
+        level = np.full(len(logs), np.nan)
         for member in cells:
-            found.update(_far_units(logs[member], sample.units[member], BY_NAME[metric.name].side))
+            centred = logs[member] - weighted_quantile(logs[member], 0.5)
+            level[member] = weighted_quantile(centred.T, 0.5)
+        known = ~np.isnan(level)
+        found.update(_far_units(level[known], sample.units[known], metric.side).tolist())
     units = np.array(sorted(found), np.int64)
     return Suspects(units, 0 < len(units) <= TRIMMED_SHARE * sample.unit_count)
 
 
 def _far_units(
-    logs: NDArray[np.float64], units: NDArray[np.int64], side: Side
+    level: NDArray[np.float64], units: NDArray[np.int64], side: Side
 ) -> NDArray[np.int64]:
-    known = ~np.isnan(logs).all(axis=1)
-    logs, units = logs[known], units[known]
-    if not len(logs):
+    """Units whose median level is far from that of the others."""
+    if not len(level):
         return units
-    level = weighted_quantile((logs - weighted_quantile(logs, 0.5)).T, 0.5)
     order = np.lexsort((level, units))
     names, first, size = np.unique(units[order], return_index=True, return_counts=True)
     medians = level[order][first + (size - 1) // 2]

@@ -15,8 +15,13 @@ from moescope.jobs.baselines import model_shape, read_baseline
 from moescope.jobs.calibration.lines import RED_SHARE, WARN_SHARE
 from moescope.jobs.calibration.options import CalibrationOptions
 from moescope.jobs.calibration.samples import read_samples, shifted_by
-from moescope.jobs.statistics import MINIMUM_UNITS, rate_band
-from moescope.jobs.statistics.bands import Pool
+from moescope.jobs.statistics import (
+    MINIMUM_UNITS,
+    Pool,
+    TwoSamples,
+    draw_two_samples,
+    rate_band,
+)
 from moescope.storage.control import read_versions
 
 if TYPE_CHECKING:
@@ -179,12 +184,15 @@ def check_lines(
         same = by_kind.get(sample.key("", "")[:5])
         if same is None:
             continue
+        drawn = draw_two_samples(
+            np.unique(same.units),
+            np.unique(sample.units) + same.units.max() + 1,
+            resamples=options.resamples,
+            rng=np.random.default_rng(seed),
+        )
         for metric in sample.values:
             for line in ("warn", "red"):
-                rng = np.random.default_rng([seed, len(rates)])
-                rate = _rate(
-                    version, same, sample, (metric, line), resamples=options.resamples, rng=rng
-                )
+                rate = _rate(version, same, sample, (metric, line), drawn)
                 if rate is not None:
                     rates.append(rate)
     if not rates:
@@ -201,9 +209,7 @@ def _rate(
     calibrated: Sample,
     held_out: Sample,
     what: tuple[str, str],
-    *,
-    resamples: int,
-    rng: np.random.Generator,
+    drawn: TwoSamples,
 ) -> HeldOutRate | None:
     metric, line = what
     side = BY_NAME[metric].side
@@ -227,25 +233,15 @@ def _rate(
         weights = np.concatenate([calibrated.windows.weight[before], weight])
         units = np.concatenate([calibrated.units[before], held_out.units[member] + offset])
         if side is not Side.LOW:
-            pools[0].extend(_pools(both, weights, units, lines))
+            pools[0].extend(_pools(both, weights, units, lines, 1.0))
         if side is not Side.HIGH:
-            pools[1].extend(_pools(-both, weights, units, lines))
+            pools[1].extend(_pools(both, weights, units, lines, -1.0))
     units_out = np.unique(held_out.units[used])
     if not judged or len(units_out) < MINIMUM_UNITS:
         return None
     sides = [pool for pool in pools if pool]
     present = np.unique(np.concatenate([pool.units for pool in sides[0]]))
-    bands = [
-        rate_band(
-            pool,
-            present[present < offset],
-            present[present >= offset],
-            share,
-            resamples=resamples,
-            rng=rng,
-        )
-        for pool in sides
-    ]
+    bands = [rate_band(pool, drawn, share) for pool in sides]
     low, high = (float(sum(band[end] for band in bands)) for end in (0, 1))
     rate = past / judged
     w = held_out.windows
@@ -282,10 +278,11 @@ def _pools(
     weights: NDArray[np.float64],
     units: NDArray[np.int64],
     lines: MetricLines,
+    sign: float,
 ) -> list[Pool]:
     """A pool per layer; one of standardised values where the layers shared their tail."""
     if lines.source in {LineSource.LAYER_BAND, LineSource.MODEL}:
-        scaled = (values - np.nanmedian(values)) / lines.spread
+        scaled = sign * (values - lines.centre) / lines.spread
         layers = values.shape[1]
         known = ~np.isnan(scaled).reshape(-1)
         flat = Pool(
@@ -298,7 +295,7 @@ def _pools(
     for column in values.T:
         known = ~np.isnan(column)
         if known.any():
-            found.append(Pool(column[known], weights[known], units[known]))
+            found.append(Pool(sign * column[known], weights[known], units[known]))
     return found
 
 

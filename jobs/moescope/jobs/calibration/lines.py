@@ -76,6 +76,14 @@ class _Standardised(NamedTuple):
 
     pool: _Pool
     units: int
+    known: dict[tuple[float, LineSource], tuple[NDArray[np.float64], ...]]
+    """Quantiles that were worked out already: every scene of the band takes the same."""
+
+    def quantile(self, p: float, source: LineSource) -> tuple[NDArray[np.float64], ...]:
+        """Value, lower and upper end, float64 [L] each."""
+        if (p, source) not in self.known:
+            self.known[p, source] = tuple(_pooled(self.pool, p, source))
+        return self.known[p, source]
 
 
 def lines_of(sample: Sample, minimum_units: int) -> dict[LineKey, dict[str, EstimatedLines]]:
@@ -140,7 +148,7 @@ def _standardised(
             centre, spread = centre_and_spread(own.values, own.weights)
             scaled[member] = (values[member] - centre) / spread
     pool = _pool(sample, scaled, np.ones(len(values), np.bool_))
-    return _Standardised(pool, _count_units(pool))
+    return _Standardised(pool, _count_units(pool), {})
 
 
 def _estimate(
@@ -154,11 +162,11 @@ def _estimate(
         for name in wanted:
             quantiles[name] = tuple(cluster_quantiles(*own, LEVELS[name]))
     else:
-        pool, units = standardised
+        units = standardised.units
         source = _source(units, layers)
         for name in wanted:
             quantiles[name] = tuple(
-                centre + spread * each for each in _pooled(pool, LEVELS[name], source)
+                centre + spread * each for each in standardised.quantile(LEVELS[name], source)
             )
     none = np.full(layers, np.nan)
     values = {name: quantiles[name][0] if name in quantiles else none for name in LEVELS}

@@ -4,7 +4,13 @@ Windows are no independent draws: those of one request, or of one block of event
 Every function here that speaks of uncertainty takes the sampling unit of each window.
 """
 
-from moescope.jobs.statistics.bands import RateBand, rate_band
+from moescope.jobs.statistics.bands import (
+    Pool,
+    RateBand,
+    TwoSamples,
+    draw_two_samples,
+    rate_band,
+)
 from moescope.jobs.statistics.quantiles import cluster_quantiles, weighted_quantile
 from moescope.jobs.statistics.robust import centre_and_spread
 from moescope.jobs.statistics.units import (
@@ -22,9 +28,12 @@ __all__ = [
     "MINIMUM_UNITS",
     "RED_UNITS",
     "WARN_UNITS",
+    "Pool",
     "RateBand",
+    "TwoSamples",
     "centre_and_spread",
     "cluster_quantiles",
+    "draw_two_samples",
     "rate_band",
     "standing_of",
     "weighted_quantile",

@@ -41,15 +41,42 @@ class Pool(NamedTuple):
     units: NDArray[np.int64]
 
 
-def rate_band(
-    pools: Sequence[Pool],
+class TwoSamples(NamedTuple):
+    """How often each unit is drawn for the lines, and for the rate; float64 [B, units]."""
+
+    for_lines: NDArray[np.float64]
+    for_rates: NDArray[np.float64]
+
+
+def draw_two_samples(
     calibrated: NDArray[np.int64],
     held_out: NDArray[np.int64],
-    p: float,
     *,
     resamples: int,
     rng: np.random.Generator,
-    confidence: float = 0.95,
+) -> TwoSamples:
+    """Draw both samples anew from all their units together, B times.
+
+    Args:
+        calibrated: Units of the one sample.
+        held_out: Units of the other, numbered on.
+        resamples: B.
+        rng: Draws.
+    """
+    everyone = np.concatenate([calibrated, held_out])
+    count = int(everyone.max()) + 1
+
+    def times(draws: int) -> NDArray[np.float64]:
+        found = np.zeros((resamples, count))
+        shares = np.full(len(everyone), 1.0 / len(everyone))
+        found[:, everyone] = rng.multinomial(draws, shares, resamples)
+        return found
+
+    return TwoSamples(times(len(calibrated)), times(len(held_out)))
+
+
+def rate_band(
+    pools: Sequence[Pool], samples: TwoSamples, p: float, *, confidence: float = 0.95
 ) -> RateBand:
     """Two-sample cluster bootstrap of the share of held-out windows past their lines.
 
@@ -61,17 +88,12 @@ def rate_band(
 
     Args:
         pools: One per line (layer, scene, band …).
-        calibrated: Units of the one sample, in the pools' numbering.
-        held_out: Units of the other.
+        samples: Of the units that the pools' windows belong to.
         p: Level of the lines, over ½.
-        resamples: B.
-        rng: Draws.
         confidence: Central share of the resampled rates.
     """
-    everyone = np.concatenate([calibrated, held_out])
-    count = int(everyone.max()) + 1
-    drawn = _multiplicities(everyone, len(calibrated), count, resamples, rng)
-    tried = _multiplicities(everyone, len(held_out), count, resamples, rng)
+    drawn, tried = samples
+    resamples, count = drawn.shape
     past, seen = np.zeros(resamples), np.zeros(resamples)
     for pool in pools:
         mass = np.bincount(pool.units, pool.weights, count)
@@ -92,7 +114,10 @@ def rate_band(
             ],
             axis=1,
         )
-        past += over[np.arange(resamples), np.minimum(line + 1, len(order))]
+        # Strictly above the line: equal values are not past it.
+        ranked = pool.values[order]
+        after = np.searchsorted(ranked, ranked, side="right")
+        past += over[np.arange(resamples), after[np.minimum(line, len(order) - 1)]]
         seen += windows
     rates = past[seen > 0] / seen[seen > 0]
     if not len(rates):
@@ -100,12 +125,3 @@ def rate_band(
     edge = (1.0 - confidence) / 2.0
     low, high = np.quantile(rates, [edge, 1.0 - edge])
     return RateBand(float(low), float(high))
-
-
-def _multiplicities(
-    units: NDArray[np.int64], draws: int, count: int, resamples: int, rng: np.random.Generator
-) -> NDArray[np.float64]:
-    """How often each unit is drawn, float64 [B, count]."""
-    times = np.zeros((resamples, count))
-    times[:, units] = rng.multinomial(draws, np.full(len(units), 1.0 / len(units)), resamples)
-    return times
