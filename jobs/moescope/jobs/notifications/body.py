@@ -88,7 +88,7 @@ def alert_body(
     }
 
 
-def check_body(notification: str, created_us: int) -> dict[str, Any]:
+def trial_body(notification: str, created_us: int) -> dict[str, Any]:
     """The document of a test notification."""
     return {
         "format": FORMAT,
