@@ -137,8 +137,8 @@ def test_silence_is_told_and_never_resolves() -> None:
     assert events[-1]["why"] == "no windows for 20 s of event time"
 
 
-def test_end_of_an_import_is_silence() -> None:
-    """A log that ends in a fault ends with an open alert, told as such."""
+def test_the_end_of_time_is_silence() -> None:
+    """A domain of which nothing can follow leaves no slot unjudged and resolves nothing."""
     lane = replace(LANE, domain="import-1")
     store = RedLineStore(book_of(version("t-1", rule(), lane=lane)))
     store.commit(arrivals("oo", lane=lane), {"import-1": END_OF_TIME})

@@ -113,7 +113,7 @@ def _summary(
     line = "" if rule is None else f" (paging line {rule.line:.1f})"
     return (
         f"{lane.model} {lane.revision}{where}: {row['family']} {event['state']};"
-        f" {title} of layer {row['worst_layer']} was at most {row['worst_value']:.1f} spreads past"
+        f" {title} of layer {row['worst_layer']} reached {row['worst_value']:.1f} spreads past"
         f" its red line{line} in {row['phase']} {row['window_kind']} windows"
     )
 
