@@ -25,7 +25,7 @@ class CreateBaseline(Change):
     """Declare windows healthy.
 
     Attributes:
-        from_us, to_us: Span of event time.
+        from_us, to_us: Only windows inside of this span of event time; None: of any time.
         models, revisions, scenes, nodes, domains: Only these; empty: all.
         without_nodes: Not these.
         without_spans: Not these spans of event time.
@@ -33,8 +33,8 @@ class CreateBaseline(Change):
 
     action: ClassVar[str] = "baseline create"
     name: str
-    from_us: int
-    to_us: int
+    from_us: int | None = None
+    to_us: int | None = None
     models: tuple[str, ...] = ()
     revisions: tuple[str, ...] = ()
     scenes: tuple[str, ...] = ()
@@ -82,7 +82,12 @@ class SendTestAlert(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteReport(Change):
-    """Write the calibration report of a version; changes nothing in the store."""
+    """Write the calibration report of a version; changes nothing in the store.
+
+    Attributes:
+        version: Empty: the newest.
+        folder: Absolute; empty: the data directory's own.
+    """
 
     action: ClassVar[str] = "report calibration"
     version: str

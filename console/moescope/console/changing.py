@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moescope.console.output import confirm, note, print_json, print_pairs
+from moescope.console.output import confirm, print_json, print_pairs
 from moescope.console.performing import perform
+from moescope.console.times import shown
 
 if TYPE_CHECKING:
     from moescope.console.changes import Change
@@ -32,16 +33,31 @@ def change_and_print(
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """Plain values as pairs; notes go to standard error."""
-    plain = {name: value for name, value in result.items() if name != "notes"}
-    print_pairs({name.replace("_", " "): _words(value) for name, value in plain.items()})
-    for line in result.get("notes", ()):
-        note(str(line))
+    """Plain values as pairs, lists of entries one pair each, a summary as it is."""
+    for name, value in result.items():
+        if name == "summary":
+            print()
+            for line in value:
+                print(line)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for entry in value:
+                print()
+                print_pairs(
+                    {key.replace("_", " "): _words(key, each) for key, each in entry.items()}
+                )
+        else:
+            _print_entry({name: value})
 
 
-def _words(value: object) -> object:
+def _print_entry(entry: dict[str, Any]) -> None:
+    print_pairs({name.replace("_", " "): _words(name, value) for name, value in entry.items()})
+
+
+def _words(name: str, value: object) -> object:
+    if name.endswith("_us"):
+        return f"{shown(value)} (event time, UTC)" if value is not None else "not yet: a draft"
     if isinstance(value, list):
-        return "; ".join(str(_words(each)) for each in value) or "none"
+        return "; ".join(map(str, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(each)}" for name, each in value.items()) or "none"
+        return ", ".join(f"{key} {each}" for key, each in value.items()) or "none"
     return value

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from moescope.console.output import note
 from moescope.core.clock import SystemClock
+from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import InternalError
 from moescope.core.thresholds import ThresholdBook
 from moescope.jobs.scheduler.catalogue import declared_jobs
@@ -22,10 +23,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from moescope.core.clock import Clock
-    from moescope.core.emission import FinishedWindows, Finisher, Histograms, WindowGroup
+    from moescope.core.emission import (
+        CommitFacts,
+        CommitHook,
+        FinishedWindows,
+        Finisher,
+        Histograms,
+        WindowGroup,
+    )
     from moescope.core.settings import Settings
+    from moescope.jobs.notifications import Receiver
 
 MINUTE_S = 60.0
+SECOND_US = 1_000_000
+BACKLOG_US = 120 * SECOND_US
+"""So far behind the wall clock, what fires is history and is not sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +56,33 @@ class OpenedStore:
     exporter: Exporter
     runner: JobRunner
 
+    def receivers(self) -> tuple[Receiver, ...]:
+        """Who gets notifications; those of the log become lines on standard error.
 
-def closes_no_windows(book: ThresholdBook) -> Finisher:  # noqa: ARG001 (one signature)
-    """For commands, which would wait for compiled kernels that they do not need."""
+        Raises:
+            SettingsError: The webhook's URL or secret file cannot be used.
+        """
+        from moescope.console.alert_lines import show_alert_lines
+        from moescope.jobs.notifications import receivers_from
 
-    def refuse(group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
-        raise InternalError(f"A command was asked to finish {len(group)} windows.")
+        show_alert_lines()
+        return receivers_from(self.settings, self.clock)
 
-    return refuse
+
+def refuse_windows(group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
+    """A finisher for commands, which would wait for compiled kernels that they do not need."""
+    raise InternalError(f"A command was asked to finish {len(group)} windows.")
 
 
 @contextmanager
 def opened_store(
-    settings: Settings,
-    make_finisher: Callable[[ThresholdBook], Finisher] = closes_no_windows,
-    log: Callable[[str], None] = note,
+    settings: Settings, *, closes_windows: bool, log: Callable[[str], None] = note
 ) -> Iterator[OpenedStore]:
     """Open the store of the data directory as its owner.
 
     Args:
         settings: Name the data directory and everything else.
-        make_finisher: From the thresholds in force, what finishes windows.
+        closes_windows: Whether emissions will be applied; without that, opening is quicker.
         log: Told of what people should know.
 
     Raises:
@@ -73,7 +91,12 @@ def opened_store(
     """
     clock, directory = SystemClock(), settings.data_directory
     book = ThresholdBook()
-    finisher = make_finisher(book)
+    finisher: Finisher = refuse_windows
+    hook: CommitHook | None = None
+    if closes_windows:
+        from moescope.processors.finish import WindowFinisher
+
+        finisher, hook = WindowFinisher(book), _red_lines(settings, book, clock)
     with Store(
         store_file(directory),
         finisher,
@@ -81,6 +104,7 @@ def opened_store(
         minimum_coverage=settings["store.minimum_coverage"],
         clock=clock,
         book=book,
+        hook=hook,
     ) as store:
         exporter = Exporter(
             store,
@@ -97,3 +121,20 @@ def opened_store(
             exporter=exporter,
             runner=JobRunner(declared_jobs(settings), context, log),
         )
+
+
+def _red_lines(settings: Settings, book: ThresholdBook, clock: Clock) -> CommitHook:
+    from moescope.jobs.alerts import RedLines
+    from moescope.jobs.notifications import receiver_names
+
+    def reads_backlog(facts: CommitFacts) -> bool:
+        reached_us = facts.reached_us.get(LIVE_DOMAIN)
+        return reached_us is not None and reached_us < clock.now_us() - BACKLOG_US
+
+    return RedLines(
+        book,
+        clock,
+        receiver_names(settings),
+        no_data_after_us=round(settings["alerts.no_data_after"] * SECOND_US),
+        historic=reads_backlog,
+    )

@@ -14,8 +14,8 @@ from moescope.console.spool.folder import SpoolFolder
 from moescope.console.spool.server import SpoolServer
 from moescope.console.working import carry_out
 from moescope.core.clock import SystemClock
+from moescope.core.errors import MoescopeError
 from moescope.processors.config import WindowConfig
-from moescope.processors.finish import WindowFinisher
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.sources.batch_log import BatchLogSource
 from moescope.storage.errors import StoreInUseError
@@ -60,6 +60,7 @@ class Owner:
         with ExitStack() as opening:
             self.parts = opening.enter_context(_opened_for_long(settings))
             self.exporter = self.parts.exporter
+            self._receivers = self.parts.receivers()
             source = opening.enter_context(BatchLogSource(log_root(directory)))
             self.pipeline = Pipeline(
                 source,
@@ -100,6 +101,7 @@ class Owner:
         try:
             # What people and schedules ask for ends before the last export, which shows it.
             with ExitStack() as beside:
+                beside.enter_context(self._delivery())
                 if not until_idle and self._settings["jobs.enabled"]:
                     beside.callback(_started_scheduler(self.parts))
                 beside.enter_context(self._commands())
@@ -111,6 +113,23 @@ class Owner:
         if self._export_failure is not None:
             raise self._export_failure
         return self.pipeline.totals
+
+    @contextmanager
+    def _delivery(self) -> Iterator[None]:
+        """Send notifications as they are written, and at the end what the last commit wrote."""
+        from moescope.jobs.notifications import Deliverer
+
+        store, clock = self.parts.store, self.parts.clock
+        deliverer = Deliverer(store, self._receivers, clock)
+        deliverer.start()
+        try:
+            yield
+        finally:
+            deliverer.stop()
+            try:
+                Deliverer(store, self._receivers, clock).deliver_once()
+            except MoescopeError as error:
+                note(f"notifications wait for the next owner: {error}")
 
     def _commands(self) -> SpoolServer:
         def execute(request: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +169,7 @@ def _opened_for_long(settings: Settings) -> Iterator[OpenedStore]:
     with ExitStack() as opening:
         while True:
             try:
-                parts = opening.enter_context(opened_store(settings, WindowFinisher))
+                parts = opening.enter_context(opened_store(settings, closes_windows=True))
                 break
             except StoreInUseError:
                 is_owned = SpoolFolder(settings.data_directory).is_served()

@@ -43,7 +43,7 @@ def perform(settings: Settings, change: Change, reason: str = "") -> dict[str, A
     give_up = clock.monotonic() + SETTLING_SECONDS
     while True:
         try:
-            with opened_store(settings) as parts:
+            with opened_store(settings, closes_windows=False) as parts:
                 return carry_out(order, parts)
         except StoreInUseError as error:
             in_use = error

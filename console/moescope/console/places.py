@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 LOG_FOLDER: Final = "log"
 RING_FOLDER: Final = "ring"
-REPORTS_FOLDER: Final = "reports"
 
 
 def log_root(data_directory: Path) -> Path:
@@ -20,8 +19,3 @@ def log_root(data_directory: Path) -> Path:
 def ring_directory(data_directory: Path) -> Path:
     """Rings of recorders on this machine."""
     return data_directory / RING_FOLDER
-
-
-def reports_folder(data_directory: Path) -> Path:
-    """Reports that jobs write."""
-    return data_directory / REPORTS_FOLDER

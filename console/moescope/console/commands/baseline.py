@@ -28,8 +28,8 @@ def create(
     name: Annotated[str, typer.Argument(help="Name; a name that exists gets a new version.")],
     begin: Annotated[
         str, typer.Option("--from", metavar="TIME", help="Event time, ISO 8601; UTC by default.")
-    ],
-    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Event time, excluded.")],
+    ] = "",
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Event time, excluded.")] = "",
     model: Annotated[Some, typer.Option(help="Only this model; repeatable.")] = None,
     revision: Annotated[Some, typer.Option(help="Only this revision; repeatable.")] = None,
     scene: Annotated[Some, typer.Option(help="Only this scene; repeatable.")] = None,
@@ -49,7 +49,8 @@ def create(
 ) -> None:
     """Declare a span of event time healthy; thresholds are calibrated from its windows.
 
-    Leave out what was not: incidents, nodes with faults, load tests.
+    Without --from and --to windows of any time belong, and those without times (imports). Leave
+    out what was not healthy: incidents, nodes with faults, load tests.
 
     Example: moescope baseline create default --from 2026-11-20 --to 2026-11-27 --yes
     """
@@ -57,7 +58,7 @@ def create(
     from moescope.console.changing import change_and_print
     from moescope.console.times import span_us
 
-    from_us, to_us = span_us(f"{begin}/{end}")
+    from_us, to_us = span_us(f"{begin}/{end}") if begin or end else (None, None)
     change_and_print(
         settings_from(config, data),
         CreateBaseline(
@@ -72,7 +73,7 @@ def create(
             without_nodes=tuple(exclude_node or ()),
             without_spans=tuple(span_us(each) for each in exclude or ()),
         ),
-        question=f"Declare {begin} to {end} healthy, as baseline {name}?",
+        question=f"Declare {f'{begin} to {end}' if begin else 'all windows'} healthy, as {name}?",
         yes=yes,
         reason=reason,
         as_json=as_json,
@@ -143,7 +144,21 @@ def show(
         {
             **row,
             "created_at": shown(row["created_at"]),
-            **{f"selects {key}": value for key, value in selection.items() if value},
+            **{
+                key.replace("_", " "): _words(key, value)
+                for key, value in selection.items()
+                if value
+            },
             "thresholds": ", ".join(thresholds) or "none",
         }
     )
+
+
+def _words(key: str, value: object) -> object:
+    from moescope.console.times import shown
+
+    if not isinstance(value, list):
+        return value
+    if key.endswith("spans"):
+        return "; ".join(f"{shown(begin)} to {shown(end)}" for begin, end in value)
+    return ", ".join(map(str, value))

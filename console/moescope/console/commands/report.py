@@ -38,9 +38,9 @@ def calibration(
     from moescope.console.changing import print_result
     from moescope.console.output import print_json
     from moescope.console.performing import perform
-    from moescope.console.places import reports_folder
 
     settings = settings_from(config, data)
-    folder = (out or reports_folder(settings.data_directory)).expanduser().absolute()
-    result = perform(settings, WriteReport(version=version, folder=str(folder)))
+    # The owner may run in another folder.
+    folder = str(out.expanduser().absolute()) if out else ""
+    result = perform(settings, WriteReport(version=version, folder=folder))
     print_json(result) if as_json else print_result(result)

@@ -71,7 +71,7 @@ def export(
     from moescope.console.progress import progress
     from moescope.storage.export import export_all
 
-    with progress(f"exporting {path}"), opened_store(settings) as parts:
+    with progress(f"exporting {path}"), opened_store(settings, closes_windows=False) as parts:
         manifest = export_all(parts.store, folder, parts.clock)
     tables = {name: len(files.data_paths()) for name, files in manifest.tables.items()}
     if as_json:

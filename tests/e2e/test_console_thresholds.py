@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.command_line import moescope, query
+from support.small_fleet import SMALL_MODEL, SMALL_ROUTER
+
+from moescope.core.clock import SystemClock
+from moescope.producers.simulator import TrafficSpec, scenario_named, simulate
+from moescope.producers.simulator.incidents import HotExpert
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECOND_US = 1_000_000
+HEALTHY_S, HOT_S = 600, 180
+TRAFFIC = TrafficSpec(
+    tasks_per_second=1.0, prompt_median=170, prompt_max=300, output_median=20, output_max=60
+)
+SETTINGS = {
+    "MOESCOPE_CALIBRATION_BLOCK": "60",
+    "MOESCOPE_CALIBRATION_RESAMPLES": "50",
+    "MOESCOPE_WINDOWS_TOKEN": "128",
+    "MOESCOPE_WINDOWS_TIME": "5",
+    "MOESCOPE_ALERTS_BUDGET": "1000",
+}
+HOT_LAYER = SMALL_MODEL.layers[1]
+
+
+def told(*words: str | Path, data: Path, expect: int = 0) -> Any:  # noqa: ANN401 (JSON)
+    """What a command prints as JSON."""
+    outcome = moescope(
+        *words, "--data", data, "--json", folder=data.parent, variables=SETTINGS, expect=expect
+    )
+    return json.loads(outcome.stdout)
+
+
+def play(data: Path, prefix: str, start_us: int, *, hot: bool) -> None:
+    """Simulate a small fleet, healthy or with a hot expert in its second half, and roll it up."""
+    planted = (HotExpert(name="hot_expert", layers=(HOT_LAYER,), expert=3, bias=6.0),) * hot
+    healthy = scenario_named("healthy")
+    scenario = replace(
+        healthy, model=SMALL_MODEL, router=SMALL_ROUTER, traffic=TRAFFIC, incidents=planted
+    )
+    simulate(
+        scenario,
+        data / "log",
+        seed=int(hot),
+        duration_s=HOT_S if hot else HEALTHY_S,
+        nodes=1,
+        start_us=start_us,
+        node_prefix=prefix,
+    )
+    told("run", "all", "--until-idle", data=data)
+
+
+def at(time_us: int) -> str:
+    """A time as it is typed."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time_us // SECOND_US))
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A healthy stretch, thresholds made from it and in force, then a stretch with a hot expert."""
+    data = tmp_path_factory.mktemp("thresholds") / "data"
+    (data / "log").mkdir(parents=True)
+    begin_us = SystemClock().now_us() // SECOND_US * SECOND_US - 1_800 * SECOND_US
+    end_us = begin_us + HEALTHY_S * SECOND_US
+    play(data, "well", begin_us, hot=False)
+    refused = moescope(
+        "threshold", "calibrate", "--yes", "--data", data, folder=data.parent, expect=2
+    )
+    assert "baseline create" in refused.stderr
+    span = ("--from", at(begin_us), "--to", at(end_us))
+    told("baseline", "create", "default", *span, "--yes", "--reason", "quiet", data=data)
+    made = told("threshold", "calibrate", "--yes", data=data)
+    (version,) = [each["version"] for each in made["made"]]
+    told("threshold", "activate", version, "--yes", "--reason", "seen", data=data)
+    play(data, "ill", end_us + 120 * SECOND_US, hot=True)
+    return data, version
+
+
+def test_a_planted_fault_is_judged_and_paged(calibrated: tuple[Path, str]) -> None:
+    """From a baseline to levels, exceedances, and an alert that names the layer at fault."""
+    data, version = calibrated
+    levels = query(
+        data,
+        "SELECT node LIKE 'ill%' AS ill, level, count(*) AS n FROM windows"
+        " WHERE window_kind = 'token' AND complete GROUP BY ALL",
+    )
+    assert {row["level"] for row in levels if not row["ill"]} == {"insufficient"}
+    assert {row["level"] for row in levels if row["ill"]} >= {"healthy", "red"}
+    assert query(data, "SELECT count(*) AS n FROM exceedances WHERE value > 0")[0]["n"] > 0
+    alerts = told("alert", "list", data=data)
+    assert HOT_LAYER in {alert["worst_layer"] for alert in alerts}
+    assert {alert["version"] for alert in alerts} == {version}
+    shown = told("alert", "show", alerts[0]["alert"], data=data)
+    assert "firing" in {event["state"] for event in shown["events"]}
+    assert query(data, shown["window_sql"])[0]["level"] == "red"
+
+
+def test_versions_are_listed_compared_and_taken_back(calibrated: tuple[Path, str]) -> None:
+    """What judges is visible, a second calibration can be compared, and a rollback ends judging."""
+    data, version = calibrated
+    (listed,) = told("threshold", "list", data=data)
+    assert (listed["version"], listed["status"], listed["baseline"]) == (
+        version,
+        "active",
+        "default",
+    )
+    assert listed["effective_from_us"] is not None
+    lines = told("threshold", "show", version, "--kind", "token", data=data)["lines"]
+    assert lines
+    assert {line["window_kind"] for line in lines} == {"token"}
+    second = told("threshold", "calibrate", "--yes", data=data)["made"][0]["version"]
+    moves = told("threshold", "diff", version, second, data=data)
+    assert {(row["only_old"], row["only_new"]) for row in moves} == {(0, 0)}
+    told("threshold", "rollback", "--yes", "--reason", "trying", data=data)
+    states = {row["version"]: row["status"] for row in told("threshold", "list", data=data)}
+    assert states[version] != "active"
+    assert states[second] == "draft"
+
+
+def test_a_report_says_what_a_version_rests_on(calibrated: tuple[Path, str]) -> None:
+    """The page and its twin lie where the command says."""
+    data, version = calibrated
+    written = told("report", "calibration", version, "--out", data.parent / "out", data=data)
+    assert version in (data.parent / "out" / f"calibration-{version}.html").read_text()
+    assert json.loads((data.parent / "out" / f"calibration-{version}.json").read_text())
+    assert written["html"].endswith(f"calibration-{version}.html")
