@@ -117,8 +117,11 @@ def _bits(parts: Sequence[Kept], name: str) -> NDArray[np.uint64]:
 
 def _metric_lists(bits: NDArray[np.uint64]) -> pa.Array:
     """Names of the metrics whose bits are set, per row."""
-    if not bits.any():
+    rows = np.flatnonzero(bits)
+    if not len(rows):
         return empty_lists(len(bits))
-    is_set = ((bits[:, None] >> _BITS) & np.uint64(1)).astype(np.bool_)
-    ends = np.concatenate([[0], np.cumsum(is_set.sum(axis=1))]).astype(np.int32)
+    is_set = ((bits[rows, None] >> _BITS) & np.uint64(1)).astype(np.bool_)
+    lengths = np.zeros(len(bits), np.int32)
+    lengths[rows] = is_set.sum(axis=1)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(ends), _NAMES.take(pa.array(is_set.nonzero()[1])))
