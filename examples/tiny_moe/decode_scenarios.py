@@ -26,13 +26,15 @@ PROMPT_TOKENS: Final = (64, 96, 128)
 _SEEDS: Final = {"healthy_decode": 11, "healthy_decode_held_out": 12, "long_sampled": 13}
 
 
-def _prompts(workshop: Workshop, name: str, part: str, blocks: int) -> list[Planned]:
-    slicer = Slicer(workshop.pools, part, name)
-    draw = generator(f"prompts of {name}")
+def _prompts(
+    workshop: Workshop, name: str, prompts_of: str, part: str, blocks: int
+) -> list[Planned]:
+    slicer = Slicer(workshop.pools, part, prompts_of)
+    draw = generator(f"prompts of {prompts_of}")
     scenes = shuffled_scenes(blocks * SLOTS, draw)
     return [
         Planned(
-            f"b{number // SLOTS:03d}-s{number % SLOTS:02d}",
+            f"{name}.b{number // SLOTS:03d}-s{number % SLOTS:02d}",
             scene,
             slicer.take(scene, draw.choice(PROMPT_TOKENS)).copy(),
         )
@@ -57,7 +59,7 @@ def _decoded(
     name: str, prompts_of: str, part: str, blocks: int, *, sampled: bool, **told: Any
 ) -> Scenario:
     def make(workshop: Workshop) -> Made:
-        planned = _prompts(workshop, prompts_of, part, blocks)
+        planned = _prompts(workshop, name, prompts_of, part, blocks)
         routed = generate(workshop.model, planned, sampled=sampled, seed=_SEEDS.get(name, 0))
         how = f"sampled at temperature 1, top-p {TOP_P}" if sampled else "greedy"
         return Made(

@@ -78,7 +78,9 @@ class _Recording:
             prefix = self.prefixes[place.block]
             tokens = np.concatenate([prefix, self.slicer.take(scene, place.tokens)])
             found.append(
-                PlacedRequest(place, Planned(request_id(place), scene, tokens, len(prefix)))
+                PlacedRequest(
+                    place, Planned(request_id(self.name, place), scene, tokens, len(prefix))
+                )
             )
         return found
 

@@ -79,7 +79,9 @@ def _pulse(workshop: Workshop) -> Made:
     placed, periods = [], {}
     for place in (place for block in range(BLOCKS) for place in aligned_512(block)):
         period = PERIODS[(place.block * SLOTS + place.slot) % len(PERIODS)]
-        request = Planned(request_id(place), "json", periodic_tokens(tokenizer, period, draw))
+        request = Planned(
+            request_id("json_pulse", place), "json", periodic_tokens(tokenizer, period, draw)
+        )
         periods[request.id] = period
         placed.append(PlacedRequest(place, request))
     return Made(

@@ -82,15 +82,15 @@ def ordinary(
         scenes = shuffled_scenes(len(places), generator(f"scenes of {name}"))
     return [
         PlacedRequest(
-            place, Planned(request_id(place), scene, slicer.take(scene, place.tokens).copy())
+            place, Planned(request_id(name, place), scene, slicer.take(scene, place.tokens).copy())
         )
         for place, scene in zip(places, scenes, strict=True)
     ]
 
 
-def request_id(place: Place) -> str:
-    """Unique within a recording."""
-    return f"b{place.block:03d}-s{place.slot:02d}-t{place.tick:02d}"
+def request_id(name: str, place: Place) -> str:
+    """Unique among all recordings, so that several can go into one store."""
+    return f"{name}.b{place.block:03d}-s{place.slot:02d}-t{place.tick:02d}"
 
 
 def prefill_rows(placed: Iterable[PlacedRequest], routed: dict[str, Routed]) -> Iterator[TimedRows]:

@@ -51,7 +51,7 @@ def _training(name: str, *, is_sorted: bool) -> Scenario:
                 rows = data[step * SEQUENCES : (step + 1) * SEQUENCES]
                 batch = torch.from_numpy(np.stack([tokens for _, tokens in rows]))
                 facts = [
-                    RequestFacts(id=f"step-{step:03d}-row-{row}", scene=scene)
+                    RequestFacts(id=f"{name}.step-{step:03d}-row-{row}", scene=scene)
                     for row, (scene, _) in enumerate(rows)
                 ]
                 with probe.batch(facts, phase=Phase.TRAIN, step=step):
@@ -60,7 +60,7 @@ def _training(name: str, *, is_sorted: bool) -> Scenario:
                 raise RuntimeError(f"the probe reports {probe.counters}")
         timed = [
             TimedRows(
-                capture.requests[f"step-{step:03d}-row-{row}"],
+                capture.requests[f"{name}.step-{step:03d}-row-{row}"],
                 np.full(LENGTH, START_US + step * TICK_US, np.int64),
                 slice(0, LENGTH),
                 is_last=True,
