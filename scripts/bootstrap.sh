@@ -55,4 +55,7 @@ say "installing ${requirements} into .venv"
 "$uv" pip install --quiet --python .venv/bin/python --require-hashes -r "$requirements"
 "$uv" pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
 printf '%s' "$fingerprint" >"$stamp"
+if [[ "$profile" == dev ]] && ! command -v chromium >/dev/null; then
+  say "chromium is not on PATH: tests that look at reports in a browser are skipped, and .ci/run fails without it (Debian: apt-get install -y --no-install-recommends chromium)."
+fi
 say "ready in $((SECONDS - started)) s, $(du -sh .venv | cut -f1) in .venv"

@@ -69,4 +69,6 @@ def distribution_chart(
         text="quantile:N",
         color=line_colour(names),
     )
-    return layered(intervals, rules, curve, labels, title=title, height=HEIGHT)
+    # Layers without rows have no extent, which Vega warns of.
+    parts = (intervals, rules, curve, labels) if lines.height else (curve,)
+    return layered(*parts, title=title, height=HEIGHT)

@@ -45,11 +45,13 @@ def exceedance_timeline(
         .mark_line(strokeWidth=1.2, color=BASELINE, interpolate="step-after")
         .encode(x=x, y=y, tooltip=tooltip)
     )
-    over = (
-        alt.Chart(pooled.filter("over"))
+    beyond = pooled.filter("over")
+    # A layer without rows has no extent, which Vega warns of.
+    over = [
+        alt.Chart(beyond)
         .mark_point(filled=True, size=30, color=RED, shape="triangle-up")
         .encode(x=x, y=y, tooltip=tooltip)
-    )
+    ] * bool(beyond.height)
     words = f"pages when {needed} of {of_slots} are over"
     at_line = alt.Chart(pl.DataFrame({"line": [line]}))
     rule = at_line.mark_rule(color=RED, strokeWidth=1.5, strokeDash=[6, 3]).encode(y="line:Q")
@@ -58,7 +60,7 @@ def exceedance_timeline(
         x=alt.value("width"),
         text=alt.value(words),
     )
-    return layered(curve, over, rule, label, title=title, height=HEIGHT)
+    return layered(curve, *over, rule, label, title=title, height=HEIGHT)
 
 
 def _pooled(slots: pl.DataFrame) -> tuple[pl.DataFrame, timedelta | None]:

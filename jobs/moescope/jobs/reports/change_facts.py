@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from moescope.jobs.reports.rows import Head
 
-MOST_LISTED = 25
+MOST_LISTED = 12
 _LINES = ("warn_low", "warn_high", "red_low", "red_high")
 
 

@@ -102,7 +102,7 @@ def key_words(key: Mapping[str, object]) -> str:
     parts = [scope_words(str(key["scope_kind"]))]
     if key["scene"]:
         parts.append(f"scene {key['scene']}")
-    elif key["window_kind"] != "token":
+    elif key["window_kind"] != "token" and key["scope_kind"] != "scene":
         parts.append("any scenes")
     if key["band"]:
         parts.append(band_words(str(key["band"])))
