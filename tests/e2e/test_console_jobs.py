@@ -65,7 +65,10 @@ def test_jobs_are_run_paused_and_resumed_without_an_owner(data: Path) -> None:
     assert not jobs(data)["report"]["paused"]
     assert told("job", "run", "export", "--yes", data=data)["state"] == "done"
     assert jobs(data)["export"]["state"] == "done"
-    audit = query(data, "SELECT action, subject, reason FROM audit ORDER BY number")
+    audit = query(
+        data,
+        "SELECT action, subject, reason FROM audit WHERE subject <> 'calibrate' ORDER BY number",
+    )
     assert [tuple(row.values()) for row in audit][:3] == [
         ("job pause", "report", "moving"),
         ("job resume", "report", ""),

@@ -87,6 +87,8 @@ def test_the_tutorial_shows_what_it_says(
     [
         "how-to/read-a-window.md",
         "how-to/run-on-one-machine.md",
+        "how-to/operate-jobs.md",
+        "how-to/respond-to-an-alert.md",
         "explanation/path-of-a-token.md",
     ],
 )
