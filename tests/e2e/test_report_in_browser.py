@@ -3,10 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.calibrated_fleet import calibrated_report
 from support.chromium import chromium
-from support.report_store import report_store
-
-from moescope.jobs.reports import calibration_report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,9 +18,10 @@ PHONE_FIGURES = 3
 
 def test_report_opens_offline_and_draws_its_charts(tmp_path: Path) -> None:
     """Whoever opens the file, wherever, sees a whole page: on a desk, on a phone, at night."""
-    store = report_store(tmp_path)
-    page = calibration_report(store.cursor(), "t-2", tmp_path / "reports").html
-    store.connection.close()
+    made = calibrated_report(tmp_path)
+    page = made.html
+    assert made.report["fired"]["held_out"]
+    assert any("did not see" in sentence for sentence in made.report["summary"])
     with chromium() as browser:
         for width, scheme in ((1280, "light"), (PHONE, "dark")):
             _check(browser, page, width, scheme)

@@ -84,7 +84,9 @@ def distribution_picture(values: Distribution, line: Line, layers: Sequence[int]
             ends: Ends | None = line[side]  # type: ignore[literal-required]
             where = None if ends is None else ends["at"][at]
             if ends is not None and where is not None:
-                rows.append((name, quantile, where, ends["low"][at], ends["high"][at]))
+                rows.append(
+                    (name, quantile, where, *_drawn(where, ends["low"][at], ends["high"][at]))
+                )
     schema = {
         "line": pl.String, "quantile": pl.String, "value": pl.Float64, "low": pl.Float64,
         "high": pl.Float64,
@@ -176,13 +178,20 @@ def distribution_of(report: CalibrationReport, each: KeyLines, line: Line) -> Di
     return None
 
 
+def _drawn(at: float, low: float | None, high: float | None) -> tuple[float | None, float | None]:
+    """The part of an interval that can be drawn: an open end stops at the line."""
+    if low is None and high is None:
+        return None, None
+    return at if low is None else low, at if high is None else high
+
+
 def _per_layer(
     ends: Ends | None, layers: Sequence[int]
 ) -> list[tuple[int, tuple[float, float | None, float | None]]]:
     if ends is None:
         return []
     return [
-        (layer, (at, low, high))
+        (layer, (at, *_drawn(at, low, high)))
         for layer, at, low, high in zip(layers, ends["at"], ends["low"], ends["high"], strict=True)
         if at is not None
     ]

@@ -35,7 +35,7 @@ class At:
     Attributes:
         side: `above` or `below`: where values are past it.
         quantile: Which one it is.
-        value, interval: In words; the interval may be empty.
+        value, interval: In words; an end that the evidence does not bound is open.
     """
 
     side: str
@@ -178,9 +178,13 @@ def _both(high: Ends | None, low: Ends | None, quantiles: tuple[str, str], at: i
         if ends is None or ends["at"][at] is None:
             continue
         known = ends["low"][at] is not None or ends["high"][at] is not None
-        interval = f"{figure(ends['low'][at])} … {figure(ends['high'][at])}" if known else ""
+        interval = f"{_end(ends['low'][at])} … {_end(ends['high'][at])}" if known else "no interval"
         found.append(At(side, quantile, figure(ends["at"][at]), interval))
     return found
+
+
+def _end(value: float | None) -> str:
+    return "open" if value is None else figure(value)
 
 
 def _reach(ends: Ends | None) -> str:
