@@ -11,6 +11,7 @@ from moescope.core.metrics import JUDGED_METRICS, Side
 from moescope.core.thresholds import LineSource, MetricLines
 from moescope.jobs.statistics import (
     RED_UNITS,
+    RankedWindows,
     centre_and_spread,
     cluster_quantiles,
     standing_of,
@@ -159,8 +160,9 @@ def _estimate(
     source = LineSource.OWN
     quantiles = {}
     if units >= RED_UNITS or standardised is None:
+        ranked = RankedWindows(*own)
         for name in wanted:
-            quantiles[name] = tuple(cluster_quantiles(*own, LEVELS[name]))
+            quantiles[name] = tuple(ranked.quantiles(LEVELS[name]))
     else:
         units = standardised.units
         source = _source(units, layers)

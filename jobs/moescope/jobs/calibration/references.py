@@ -11,7 +11,13 @@ import numpy as np
 from moescope.core.thresholds import BaselineReference
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.jobs.calibration.sample import is_timed
-from moescope.processors.metrics import mix_shift, routing_shift, scene_mix
+from moescope.processors.metrics import (
+    UNKNOWN_MIX,
+    baseline_loads,
+    distinct_mixes,
+    mix_shift,
+    routing_shift,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +27,8 @@ if TYPE_CHECKING:
     from moescope.jobs.baselines import BaselineWindows
 
 FOLDS = 5
-_CHUNK_ENTRIES = 4_000_000
+_CHUNK_ENTRIES = 200_000
+"""Of float64 arrays that are worked on at a time: they fit into a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +139,19 @@ def cross_fitted_shifts(
     shape = (len(windows), layers)
     routing, mix = np.full(shape, np.nan), np.full(shape, np.nan)
     masks = folds_touched(windows, block_us)
-    tokens = _scene_tokens(windows)
     chunk = max(_CHUNK_ENTRIES // (layers * experts), 1)
     for mask in np.unique(masks).tolist():
         others = reference.without(mask)
         if others is None:
             continue
+        loads = baseline_loads(others)
         members = np.flatnonzero(masks == mask)
-        for begin in range(0, len(members), chunk):
-            some = members[begin : begin + chunk]
-            q = scene_mix(others, [tokens[window] for window in some])
-            routing[some] = routing_shift(windows.counts[some], q)
-            mix[some] = mix_shift(others, q)
+        place, q = distinct_mixes(
+            loads, [windows.scene_tokens[window] for window in members.tolist()]
+        )
+        known, place = members[place != UNKNOWN_MIX], place[place != UNKNOWN_MIX]
+        mix[known] = mix_shift(loads, q)[place]
+        for begin in range(0, len(known), chunk):
+            some = slice(begin, begin + chunk)
+            routing[known[some]] = routing_shift(windows.counts[known[some]], q[place[some]])
     return {"routing_shift": routing, "mix_shift": mix}
-
-
-def _scene_tokens(windows: BaselineWindows) -> list[Mapping[str, int]]:
-    return list(windows.scene_tokens)

@@ -11,7 +11,11 @@ from moescope.jobs.statistics.bands import (
     draw_two_samples,
     rate_band,
 )
-from moescope.jobs.statistics.quantiles import cluster_quantiles, weighted_quantile
+from moescope.jobs.statistics.quantiles import (
+    RankedWindows,
+    cluster_quantiles,
+    weighted_quantile,
+)
 from moescope.jobs.statistics.robust import centre_and_spread
 from moescope.jobs.statistics.units import (
     BOUNDED_UNITS,
@@ -29,6 +33,7 @@ __all__ = [
     "RED_UNITS",
     "WARN_UNITS",
     "Pool",
+    "RankedWindows",
     "RateBand",
     "TwoSamples",
     "centre_and_spread",

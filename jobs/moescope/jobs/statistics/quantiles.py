@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ Values = NDArray[np.float64]
 CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 _TIE_SEED = 20_251
-_TWO_UNITS = 2
 
 
 class Quantiles(NamedTuple):
@@ -43,22 +42,22 @@ def weighted_quantile(values: Values, p: float, weights: Values | None = None) -
     Returns:
         float64 […]; NaN for columns without values.
     """
-    flat = values.reshape(len(values), -1)
-    order = np.argsort(flat, axis=0, kind="stable")
-    ranked = np.take_along_axis(flat, order, axis=0)
-    if weights is None:
-        present = (~np.isnan(flat)).sum(axis=0)
+    if not len(values):
+        return np.full(values.shape[1:], np.nan)
+    columns = np.ascontiguousarray(values.reshape(len(values), -1).T)
+    if weights is None or (weights == weights[0]).all():
+        ranked = np.sort(columns, axis=1)
+        present = (~np.isnan(ranked)).sum(axis=1)
         rank = np.maximum(np.ceil(present * p - _ROUNDING).astype(np.int64), 1) - 1
     else:
+        order = np.argsort(columns, axis=1, kind="stable")
+        ranked = np.take_along_axis(columns, order, axis=1)
         share = np.where(np.isnan(ranked), 0.0, weights[order])
-        below = share.cumsum(axis=0)
-        total = below[-1] if len(below) else np.zeros(flat.shape[1])
-        rank = (below < total * (p - _ROUNDING)).sum(axis=0)
-        present = (~np.isnan(flat) & (weights[:, None] > 0)).sum(axis=0)
-    if not len(ranked):
-        return np.full(values.shape[1:], np.nan)
-    rank = np.minimum(rank, len(ranked) - 1)
-    found = np.where(present > 0, ranked[rank, np.arange(flat.shape[1])], np.nan)
+        below = share.cumsum(axis=1)
+        rank = (below < below[:, -1:] * (p - _ROUNDING)).sum(axis=1)
+        present = (share > 0).sum(axis=1)
+    rank = np.minimum(rank, len(values) - 1)
+    found = np.where(present > 0, ranked[np.arange(len(ranked)), rank], np.nan)
     result: Values = found.reshape(values.shape[1:])
     return result
 
@@ -71,100 +70,131 @@ def cluster_quantiles(
     *,
     confidence: float = CONFIDENCE,
 ) -> Quantiles:
-    """The value of rank ⌈(n + 1)p⌉ of each column, with an interval for the quantile.
-
-    Below the true quantile lies a share F of the windows that varies around p. Its variance is
-    that of Σ G_c over units, with G_c = the unit's weight at or below the quantile − p × its
-    weight: what resampling whole units gives, in closed form. It makes the windows worth
-    n_e = p(1 − p)/Var(F) independent ones, at most as many as there are (weights counted as
-    Kish does), and fewer by (z/t)² where units are few. An order statistic is inside of the
-    interval when its share is one that Bin(n_e, p)/n_e takes without surprise.
+    """One quantile of each column of windows; `RankedWindows` for several of the same windows.
 
     Args:
         values: float64 [N, L]; NaN is left out.
         weights: float64 [N], how many windows each stands for; positive.
         units: int64 [N], sampling unit of each row, from 0.
-        p: Level of the quantile; over ½ the usual rank, below ½ its mirror image
-            (⌊(n + 1)p⌋, the rank that is as far from the other end).
+        p: Level of the quantile.
         confidence: Of the two-sided interval.
     """
-    if p < 0.5:  # noqa: PLR2004
-        upper = cluster_quantiles(-values, weights, units, 1.0 - p, confidence=confidence)
-        return Quantiles(-upper.value, -upper.high, -upper.low)
-    rows, columns = values.shape
-    if not rows:
-        return Quantiles(*(np.full(columns, np.nan) for _ in Quantiles._fields))
-    # Equal values are put in an order that has nothing to do with their units.
-    shuffled = np.random.default_rng(_TIE_SEED).permutation(rows)
-    values, weights, units = values[shuffled], weights[shuffled], units[shuffled]
-    present = ~np.isnan(values)
-    order = np.argsort(np.where(present, values, np.inf), axis=0, kind="stable")
-    ranked = np.take_along_axis(values, order, axis=0)
-    share = np.take_along_axis(np.where(present, weights[:, None], 0.0), order, axis=0)
-    below = share.cumsum(axis=0)
-    total = below[-1]
-    number = present.sum(axis=0)
-    column = np.arange(columns)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        whole = total * (1.0 + 1.0 / number) * p
-        effective = _effective_draws(order, share, below, units, p)
-        effective = np.minimum(effective, total**2 / (share**2).sum(axis=0))
-    effective = effective * _few_units(units, share, order, confidence)
-
-    def picked(rank: NDArray[np.int64], beyond: float) -> Values:
-        """Order statistics by rank from 0; `beyond` past the last."""
-        inside = (rank >= 0) & (rank < number)
-        return np.where(inside, ranked[np.clip(rank, 0, rows - 1), column], beyond)
-
-    slack = _ROUNDING * np.maximum(total, 1.0)
-    value = picked((below < whole - slack).sum(axis=0), np.nan)
-    levels = explained_levels(np.nan_to_num(effective, nan=1.0), p, (1.0 - confidence) / 2.0)
-    low = picked((below < levels.low * total - slack).sum(axis=0), -np.inf)
-    high = picked((below <= levels.high * total + slack).sum(axis=0), np.inf)
-    known = ~np.isnan(value)
-    return Quantiles(value, np.where(known, low, np.nan), np.where(known, high, np.nan))
+    return RankedWindows(values, weights, units).quantiles(p, confidence=confidence)
 
 
-def _effective_draws(
-    order: NDArray[np.int64], share: Values, below: Values, units: NDArray[np.int64], p: float
-) -> Values:
-    """p(1 − p)/Var(F) of each column, with the variance between units at the quantile.
+class RankedWindows:
+    """Windows in order of value, column by column, ready for any quantile.
 
-    The level p falls inside of one window's weight; the variance is interpolated between those
-    with that window counted below and above.
+    Args:
+        values: float64 [N, L]; NaN is left out.
+        weights: float64 [N], how many windows each stands for; positive.
+        units: int64 [N], sampling unit of each row, from 0.
     """
-    rows, columns = order.shape
-    count = int(units.max()) + 1
-    total = below[-1]
-    last = np.minimum((below < total * p * (1.0 - _ROUNDING)).sum(axis=0), rows - 1)
-    column = np.arange(columns)
-    place = units[order] * columns + column
-    mass = np.bincount(place.ravel(), share.ravel(), count * columns).reshape(count, columns)
-    counted = np.where(np.arange(rows)[:, None] <= last, share, 0.0)
-    under = np.bincount(place.ravel(), counted.ravel(), count * columns).reshape(count, columns)
-    gap = under - p * mass
-    boundary, edge = share[last, column], gap[units[order[last, column]], column]
-    variance = (gap**2).sum(axis=0)
-    without = variance - edge**2 + (edge - boundary) ** 2
-    part = np.clip((below[last, column] - total * p) / boundary, 0.0, 1.0)
-    seen = (mass > 0).sum(axis=0)
-    variance = ((1.0 - part) * variance + part * without) * seen / np.maximum(seen - 1, 1)
-    effective: Values = p * (1.0 - p) * total**2 / np.maximum(variance, _ROUNDING)
-    return effective
 
+    def __init__(self, values: Values, weights: Values, units: NDArray[np.int64]) -> None:
+        self._given = (values, weights, units)
+        self._mirror: RankedWindows | None = None
+        self._rows, self._columns = values.shape
+        if not self._rows:
+            return
+        # Equal values are put in an order that has nothing to do with their units.
+        shuffled = np.random.default_rng(_TIE_SEED).permutation(self._rows)
+        columns = np.ascontiguousarray(values[shuffled].T)
+        order = np.argsort(columns, axis=1, kind="stable")
+        self._ranked = np.take_along_axis(columns, order, axis=1)
+        present = ~np.isnan(self._ranked)
+        self._number = present.sum(axis=1)
+        self._share = np.where(present, weights[shuffled][order], 0.0)
+        self._below = self._share.cumsum(axis=1)
+        self._total = self._below[:, -1]
+        unit = units[shuffled][order]
+        self._count = int(units.max()) + 1
+        self._place = unit + self._count * np.arange(self._columns)[:, None]
+        self._mass = np.bincount(
+            self._place.ravel(), self._share.ravel(), self._count * self._columns
+        ).reshape(self._columns, self._count)
+        self._seen = (self._mass > 0).sum(axis=1)
 
-def _few_units(
-    units: NDArray[np.int64], share: Values, order: NDArray[np.int64], confidence: float
-) -> Values:
-    """(z/t)²: a variance known from few units only makes the windows worth less."""
-    columns = order.shape[1]
-    place = units[order] * columns + np.arange(columns)
-    seen = np.zeros((int(units.max()) + 1) * columns, np.bool_)
-    seen[place[share > 0]] = True
-    freedom = np.maximum(seen.reshape(-1, columns).sum(axis=0) - 1, _TWO_UNITS - 1)
-    z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
-    worth: Values = (z / student_quantile(freedom, z)) ** 2
-    return worth
+    def quantiles(self, p: float, *, confidence: float = CONFIDENCE) -> Quantiles:
+        """The value of rank ⌈(n + 1)p⌉ of each column, with an interval for the quantile.
+
+        Below the true quantile lies a share F of the windows that varies around p. Its variance is
+        that of Σ G_c over units, with G_c = the unit's weight at or below the quantile − p × its
+        weight: what resampling whole units gives, in closed form. It makes the windows worth
+        n_e = p(1 − p)/Var(F) independent ones, at most as many as there are (weights counted as
+        Kish does), and fewer by (z/t)² where units are few. An order statistic is inside of the
+        interval when its share is one that Bin(n_e, p)/n_e takes without surprise.
+
+        Args:
+            p: Level of the quantile; over ½ the usual rank, below ½ its mirror image
+                (⌊(n + 1)p⌋, the rank that is as far from the other end).
+            confidence: Of the two-sided interval.
+        """
+        if p < 0.5:  # noqa: PLR2004
+            if self._mirror is None:
+                values, weights, units = self._given
+                self._mirror = RankedWindows(-values, weights, units)
+            upper = self._mirror.quantiles(1.0 - p, confidence=confidence)
+            return Quantiles(-upper.value, -upper.high, -upper.low)
+        if not self._rows:
+            return Quantiles(*(np.full(self._columns, np.nan) for _ in Quantiles._fields))
+        total = self._total
+        with np.errstate(invalid="ignore", divide="ignore"):
+            whole = total * (1.0 + 1.0 / self._number) * p
+            kish = total**2 / (self._share**2).sum(axis=1)
+            effective = np.minimum(self._effective_draws(p), kish) * self._few_units(confidence)
+        slack = _ROUNDING * np.maximum(total, 1.0)
+        value = self._picked(self._rank_of(whole - slack), np.nan)
+        tail = (1.0 - confidence) / 2.0
+        levels = explained_levels(np.nan_to_num(effective, nan=1.0), p, tail)
+        low = self._picked(self._rank_of(levels.low * total - slack), -np.inf)
+        high = self._picked(self._rank_of(levels.high * total + slack, past=True), np.inf)
+        known = ~np.isnan(value)
+        return Quantiles(value, np.where(known, low, np.nan), np.where(known, high, np.nan))
+
+    def _rank_of(self, weight: Values, *, past: bool = False) -> NDArray[np.int64]:
+        """Rank from 0 of the first window at which the weight is reached, or passed; [L]."""
+        side: Literal["left", "right"] = "right" if past else "left"
+        ranks = [
+            np.searchsorted(below, each, side)
+            for below, each in zip(self._below, weight, strict=True)
+        ]
+        return np.array(ranks, np.int64)
+
+    def _picked(self, rank: NDArray[np.int64], beyond: float) -> Values:
+        """Order statistics by rank from 0; `beyond` past the last."""
+        inside = rank < self._number
+        column = np.arange(self._columns)
+        return np.where(inside, self._ranked[column, np.minimum(rank, self._rows - 1)], beyond)
+
+    def _effective_draws(self, p: float) -> Values:
+        """p(1 − p)/Var(F) of each column, with the variance between units at the quantile.
+
+        The level p falls inside of one window's weight; the variance is interpolated between
+        those with that window counted below and above.
+        """
+        total, column = self._total, np.arange(self._columns)
+        last = np.minimum(self._rank_of(total * p * (1.0 - _ROUNDING)), self._rows - 1)
+        counted = np.where(np.arange(self._rows) <= last[:, None], self._share, 0.0)
+        under = np.bincount(
+            self._place.ravel(), counted.ravel(), self._count * self._columns
+        ).reshape(self._columns, self._count)
+        gap = under - p * self._mass
+        boundary = self._share[column, last]
+        edge = gap.ravel()[self._place[column, last]]
+        variance = (gap**2).sum(axis=1)
+        without = variance - edge**2 + (edge - boundary) ** 2
+        part = np.clip((self._below[column, last] - total * p) / boundary, 0.0, 1.0)
+        between = (1.0 - part) * variance + part * without
+        between = between * self._seen / np.maximum(self._seen - 1, 1)
+        effective: Values = p * (1.0 - p) * total**2 / np.maximum(between, _ROUNDING)
+        return effective
+
+    def _few_units(self, confidence: float) -> Values:
+        """(z/t)²: a variance known from few units only makes the windows worth less."""
+        z = NormalDist().inv_cdf(0.5 + confidence / 2.0)
+        worth: Values = (z / student_quantile(np.maximum(self._seen - 1, 1), z)) ** 2
+        return worth
 
 
 def student_quantile(freedom: NDArray[np.int64] | int, z: float) -> Values:
