@@ -21,6 +21,7 @@ def test_report_opens_offline_and_draws_its_charts(tmp_path: Path) -> None:
     made = calibrated_report(tmp_path)
     page = made.html
     assert made.report["fired"]["held_out"]
+    assert made.report["distributions"]
     assert any("did not see" in sentence for sentence in made.report["summary"])
     with chromium() as browser:
         for width, scheme in ((1280, "light"), (PHONE, "dark")):

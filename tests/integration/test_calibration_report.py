@@ -95,7 +95,7 @@ def test_page_says_what_a_reader_asks(page: Page) -> None:
         "moescope threshold activate t-2", "moescope threshold diff t-1 t-2",
         "What was left out, and why", "No run has enough units for a line.",
         "Gini coefficient", "4–7 requests with 512–1,023 tokens",
-        "4 % (of 1 %); chance allows 0.2 % … 2 %", "unknown: baseline too short",
+        "4 % (of 1 %)", "chance allows 0.2 % … 2 %", "unknown: baseline too short",
         "more than 1.5 spreads past red in 2 of 3 slots of 5 s",
     ):  # fmt: skip
         assert words in page.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moescope.core.metrics import BY_NAME, Reference
-from moescope.jobs.reports.rows import KEY_SQL, SCOPE, fetch
+from moescope.jobs.reports.rows import KEY, KEY_SQL, SCOPE, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,11 +84,16 @@ class Judged:
     def values(
         self, metric: str, places: Sequence[tuple[Key, int]]
     ) -> dict[tuple[Key, int], list[tuple[float, float]]]:
-        """(value, weight) of windows, by the key and layer that they are wanted of."""
+        """(value, weight) of windows, by the key and layer that they are wanted of.
+
+        A key without a scene has the windows of all scenes, whichever lines judge them.
+        """
         one = "(" + ", ".join("?" * 8) + ")"
+        same = " AND ".join(f"p.{name} = j.{name}" for name in (*KEY, "layer") if name != "scene")
         query = (
-            f"SELECT {KEY_SQL}, layer, list((value, weight)) FROM judged"  # noqa: S608 (constants)
-            f" WHERE ({KEY_SQL}, layer) IN ({', '.join([one] * len(places))}) GROUP BY ALL"
+            f"SELECT {', '.join(f'p.{name}' for name in KEY)}, p.layer, list((value, weight))"  # noqa: S608
+            f" FROM judged j JOIN (VALUES {', '.join([one] * len(places))})"
+            f" p({KEY_SQL}, layer) ON {same} AND p.scene IN ('', j.window_scene) GROUP BY ALL"
         )
         wanted = [part for key, layer in places for part in (*key, layer)]
         found = {
@@ -128,7 +133,8 @@ class Judged:
         WITH lines AS (SELECT * FROM thresholds WHERE version = ? AND metric = ?),
         compared AS (
             SELECT w.phase, w.window_kind, w.size, w.stride, w.scope_kind, w.band, w.layer,
-                w.close_time, w.start, w.request, w.weight, w.{name} AS value, {either}
+                w.close_time, w.start, w.request, w.weight, w.{name} AS value,
+                {_SCENE} AS window_scene, {either}
             FROM windows w
             LEFT JOIN (SELECT * FROM lines WHERE scene <> '') own
                 ON {_SAME.replace("t.", "own.")} AND own.scene = {_SCENE}

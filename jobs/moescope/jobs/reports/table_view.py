@@ -89,8 +89,8 @@ class RateRow:
     title: str
     name: str
     windows: str
-    warn: str
-    red: str
+    warn: tuple[str, str]
+    red: tuple[str, str]
     far: bool
 
 
@@ -192,8 +192,8 @@ def _reach(ends: Ends | None) -> str:
     return f"{figure(min(known))} … {figure(max(known))}" if known else ""
 
 
-def _banded(rate: float, nominal: float, band: list[float] | None) -> str:
+def _banded(rate: float, nominal: float, band: list[float] | None) -> tuple[str, str]:
     words = f"{percent(rate)} (of {percent(nominal)})"
     if band is None:
-        return words
-    return f"{words}; chance allows {percent(band[0])} … {percent(band[1])}"
+        return words, ""
+    return words, f"chance allows {percent(band[0])} … {percent(band[1])}"
