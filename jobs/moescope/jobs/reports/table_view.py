@@ -91,18 +91,25 @@ class RateRow:
     windows: str
     warn: tuple[str, str]
     red: tuple[str, str]
-    far: bool
+    warn_far: bool
+    red_far: bool
+
+    @property
+    def far(self) -> bool:
+        """Whether chance does not explain one of the rates."""
+        return self.warn_far or self.red_far
 
 
 def rate_row(rate: Rate, title: str) -> RateRow:
-    """The row of a metric; `far` marks rates that chance does not explain, where that is known."""
+    """The row of a metric; rates that chance does not explain are marked, where that is known."""
     return RateRow(
         title=title,
         name=rate["metric"],
         windows=count(rate["windows"]),
         warn=_banded(rate["warn"], rate["warn_nominal"], rate["warn_band"]),
         red=_banded(rate["red"], rate["red_nominal"], rate["red_band"]),
-        far=not (inside_band(rate, "warn") and inside_band(rate, "red")),
+        warn_far=not inside_band(rate, "warn"),
+        red_far=not inside_band(rate, "red"),
     )
 
 
