@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from support.sample_store import MIDNIGHT, MIDNIGHT_US, SampleStore
+
+from moescope.core.errors import InputError, InsufficientDataError
+from moescope.core.thresholds import ThresholdScope
+from moescope.jobs.baselines import Baseline, Span, fired_spans, model_shape, read_windows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCOPE = ThresholdScope("m", "", "", "", 0.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SampleStore:
+    """A store with one lane of one layer."""
+    made = SampleStore.create(tmp_path)
+    made.add("lanes", model="m", experts=2, top_k=1, layers=[0], commit_id=1)
+    return made
+
+
+def add_window(store: SampleStore, start: int, **values: object) -> None:
+    """One complete token window of a request of its own."""
+    when = MIDNIGHT + timedelta(seconds=start)
+    base: dict[str, object] = {
+        "window_kind": "token", "phase": "decode", "size": 8, "stride": 8, "complete": True,
+        "coverage": 1.0, "first_time": when, "last_time": when, "request": f"r{start}",
+        "scene": "a", "scenes": ["a"], "scene_tokens": [8], "node": "n1",
+    }  # fmt: skip
+    store.add_window(start, 1, **base | values)
+
+
+def requests(store: SampleStore, baseline: Baseline, *without: Span) -> list[str]:
+    """Requests of the windows that a baseline selects."""
+    cursor = store.cursor()
+    shape = model_shape(cursor, baseline, SCOPE)
+    found = read_windows(cursor, baseline, shape, minimum_coverage=0.9, without=without)
+    return sorted(request for windows in found for request in windows.request.tolist())
+
+
+def test_only_whole_disjoint_windows_of_health_are_read(store: SampleStore) -> None:
+    """Partial, thin, overlapping and training windows say nothing about a healthy window."""
+    add_window(store, 0)
+    add_window(store, 1, complete=False)
+    add_window(store, 2, coverage=0.5)
+    add_window(store, 3, coverage=None)
+    add_window(store, 4, stride=4)
+    add_window(store, 5, phase="train")
+    assert requests(store, Baseline(name="b")) == ["r0"]
+
+
+def test_spans_scenes_and_nodes_select(store: SampleStore) -> None:
+    """A window belongs when all of it is inside; mixed scenes are of no one scene."""
+    for start in range(4):
+        add_window(store, start, node=f"n{start}")
+    add_window(store, 9, scene="", scenes=["a", "b"], scene_tokens=[4, 4])
+    second = 1_000_000
+    span = Span(MIDNIGHT_US + second, MIDNIGHT_US + 3 * second)
+    assert requests(store, Baseline(name="b", spans=(span,))) == ["r1", "r2"]
+    assert requests(store, Baseline(name="b", without_spans=(span,))) == ["r0", "r3", "r9"]
+    assert requests(store, Baseline(name="b"), span) == ["r0", "r3", "r9"]
+    assert requests(store, Baseline(name="b", scenes=("a",))) == ["r0", "r1", "r2", "r3"]
+    assert requests(store, Baseline(name="b", nodes=("n2",))) == ["r2"]
+    assert requests(store, Baseline(name="b", without_nodes=("n1",))) == ["r0", "r2", "r3"]
+
+
+def test_rows_kept_for_being_red_are_left_out_where_rows_were_sampled(store: SampleStore) -> None:
+    """Their weight is 1 among rows that stand for four: they would pull every line up."""
+    add_window(store, 0, weight=4.0)
+    add_window(store, 1, weight=4.0, level="red")
+    add_window(store, 2, weight=1.0, level="red")
+    add_window(store, 70, weight=1.0, level="red")
+    assert requests(store, Baseline(name="b")) == ["r0", "r1", "r70"]
+
+
+def test_times_of_alerts_that_fired_are_known(store: SampleStore) -> None:
+    """What paged was no health; what was pending only may have been."""
+    at = {
+        name: MIDNIGHT + timedelta(seconds=second)
+        for name, second in (("began_at", 10), ("last_slot", 30), ("fired_at", 20))
+    }
+    store.add("alerts", alert="x", resolved_at=MIDNIGHT + timedelta(seconds=40), **at)
+    store.add("alerts", alert="y", resolved_at=None, **at)
+    store.add("alerts", alert="z", resolved_at=None, **at | {"fired_at": None})
+    spans = [
+        (begin - MIDNIGHT_US, end - MIDNIGHT_US) for begin, end in fired_spans(store.cursor(), [""])
+    ]
+    assert spans == [(10_000_000, 30_000_000), (10_000_000, 40_000_000)]
+    assert fired_spans(store.cursor(), ["other"]) == ()
+
+
+def test_what_selects_nothing_is_told(store: SampleStore) -> None:
+    """A name that does not exist is insufficient data, a span that ends first is wrong use."""
+    with pytest.raises(InsufficientDataError, match="no windows of m"):
+        requests(store, Baseline(name="b", models=("m",)))
+    with pytest.raises(InputError, match="ends before it begins"):
+        Baseline(name="b", spans=(Span(2, 1),))
