@@ -18,7 +18,9 @@ from benchmarks.figures import Baseline, Figure, Result
 from benchmarks.harness import Scale, Side, main, rates
 from benchmarks.streams import EXPERTS, LAYERS, TOP_K, WINDOW, draw_ids, zipf_popularity
 from moescope.core.batch import Routes
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.processors.kernels.count import count_rows
+from moescope.processors.score_tables import router_planes
 
 TEXT = f"""
 Expert ids of {LAYERS} layers × 4,096 tokens, {TOP_K} of {EXPERTS} experts (Zipf popularity with
@@ -41,12 +43,18 @@ def measure(scale: Scale) -> Result:
     of_window = (np.arange(tokens) // WINDOW).astype(np.int32)
     one_cell = np.zeros(tokens, np.int32)
     nothing_skipped = np.zeros(LAYERS, np.bool_)
+    planes = router_planes(routes, EXPERTS)
+    no_cells = np.zeros(0, np.int64)
+    no_router = np.zeros((0, LAYERS, ROUTER_SUMS), np.int64)
     by_window = np.zeros((windows, LAYERS, EXPERTS), np.uint16)
     whole_batch = np.zeros((1, LAYERS, EXPERTS), np.uint16)
 
     def count(cell_of_row: np.ndarray, counts: np.ndarray) -> None:
         counts[:] = 0
-        count_rows(routes.gaps, routes.relabelling, nothing_skipped, 0, tokens, cell_of_row, counts)
+        count_rows(
+            routes.gaps, routes.relabelling, nothing_skipped, planes, 0, tokens, cell_of_row,
+            no_cells, counts, no_router,
+        )  # fmt: skip
 
     def often(cell_of_row: np.ndarray, counts: np.ndarray) -> None:
         for _ in range(inner):

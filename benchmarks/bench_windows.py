@@ -23,6 +23,7 @@ from moescope.core.wire import encode_batch
 from moescope.processors import lane as lane_module
 from moescope.processors.lane import Lane
 from moescope.processors.lane_output import LaneOutput
+from moescope.processors.pane_profiles import PaneProfiles
 from moescope.processors.request_slots import RequestSlots
 
 if TYPE_CHECKING:
@@ -35,12 +36,18 @@ What a processor does with a batch, by one thread: `Lane.roll_up` (plan, count, 
 watermark, and handing the output out every 16 batches; {LAYERS} layers, {TOP_K} of {EXPERTS}
 experts, token windows of {WINDOW} and time windows of 1, 5 and 60 s. *128 per request*: 320 open
 requests, 32 to a batch. *5 per request*: 9,600 open requests, 800 to a batch. Requests stand
-anywhere in their windows when the run begins. Overlap and switches between neighbouring tokens
-(metrics of a later version) are not computed, although these targets were set with them included.
-*Records* are encoded batches: checksum, decompression and validation come on top. The baselines
+anywhere in their windows when the run begins. Each batch repeats the last two rows of every
+request as context (they are read, and not counted as work) and tells the first-ranked expert: the
+overlap and the top-1 switches of every pair of neighbouring tokens are summed with the counts, and
+so are sampled positions, the similarity of requests, and lags of 1 % of them. *Records* are encoded
+batches: checksum, decompression and validation come on top. The baselines
 count the ids of the same batches per (layer, run of {WINDOW} tokens, expert) alone: no positions,
 no time windows, no closing.
 """
+
+
+CONTEXT_ROWS = 2
+"""As the agent repeats them."""
 
 
 class _Feed:
@@ -76,13 +83,16 @@ class _Feed:
 def measure(scale: Scale) -> Result:
     """Measure the topic."""
     repetitions = scale.pick(9, 2)
-    streams = (dense_stream(quick=scale.quick), sparse_stream(quick=scale.quick))
+    streams = (
+        dense_stream(quick=scale.quick, context=CONTEXT_ROWS, ranked=True),
+        sparse_stream(quick=scale.quick, context=CONTEXT_ROWS, ranked=True),
+    )
     for stream in streams:
         _check(stream)
     dense, sparse, dense_records, sparse_records = (
         _Feed(stream, scale.pick(48, 4)) for stream in (*streams, *streams)
     )
-    baselines = _baselines(streams[0])
+    baselines = _baselines(dense_stream(quick=scale.quick))
     measured = rates(
         [
             Side("dense", dense.assignments, dense.run, dense.prepare),
@@ -189,6 +199,7 @@ def _profile(title: str, feed: _Feed) -> Profile:
         clock.watch("apply", lane_module, "apply_ops")
         clock.watch("take closed windows", LaneOutput, "add_closed")
         clock.watch("add cells to panes", LaneOutput, "add_cells")
+        clock.watch("positions, lags, similarity", PaneProfiles, "add")
         clock.watch("close by watermark", Lane, "advance")
         clock.watch("hand out", LaneOutput, "drain")
         feed.run_records()

@@ -81,7 +81,7 @@ def plain_counts(stream: Stream, batches: int) -> NDArray[np.int64]:
     """The same straight from the ids."""
     counts = np.zeros((stream.layers, stream.experts), np.int64)
     for index in range(batches):
-        ids = stream.ids[index % len(stream.ids)]
+        ids = stream.ids[index % len(stream.ids)][stream.counted]
         for layer in range(stream.layers):
             counts[layer] += np.bincount(ids[:, layer].reshape(-1), minlength=stream.experts)
     return counts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moescope.core.batch import BatchHeader, Requests, Routes, RoutingBatch, Tokens
-from moescope.core.vocabulary import Phase
+from moescope.core.vocabulary import Phase, RankOrder, RowFlag
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,6 +57,8 @@ class Stream:
         tokens_per_request: Positions per request and batch.
         requests_per_batch: Requests in a batch.
         batch_us: Event time from batch to batch; rows of a batch spread over less.
+        context: Rows before each request's new ones that the batch repeats.
+        ranked: Whether the first-ranked expert of each row is known.
     """
 
     open_requests: int
@@ -68,17 +70,19 @@ class Stream:
     top_k: int = TOP_K
     node: str = "bench-000"
     seed: int = 1
+    context: int = 0
+    ranked: bool = False
     _requests: dict[int, Requests] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
-        """Tokens per batch."""
-        return self.requests_per_batch * self.tokens_per_request
+        """Rows per batch, context rows included."""
+        return self.requests_per_batch * (self.context + self.tokens_per_request)
 
     @property
     def assignments(self) -> int:
-        """Assignments per batch."""
-        return self.rows * self.layers * self.top_k
+        """Assignments that a batch brings: those of context rows were counted before."""
+        return self.requests_per_batch * self.tokens_per_request * self.layers * self.top_k
 
     @cached_property
     def ids(self) -> list[NDArray[np.uint8]]:
@@ -92,7 +96,13 @@ class Stream:
     @cached_property
     def routes(self) -> list[Routes]:
         """The same as gap planes; batches take turns with them."""
-        return [Routes.from_ids(ids, self.experts) for ids in self.ids]
+        return [Routes.from_ids(ids, self.experts, ranked=self.ranked) for ids in self.ids]
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """Rows of a batch that are not repeated."""
+        within = np.arange(self.rows) % (self.context + self.tokens_per_request)
+        return within >= self.context
 
     @cached_property
     def _first_positions(self) -> NDArray[np.int64]:
@@ -103,12 +113,12 @@ class Stream:
         groups = self.open_requests // self.requests_per_batch
         turn, group = divmod(index, groups)
         first = group * self.requests_per_batch
-        within = np.arange(self.tokens_per_request)
+        within = np.arange(-self.context, self.tokens_per_request)
         start = self._first_positions[first : first + self.requests_per_batch]
         position = (start[:, None] + turn * self.tokens_per_request + within).reshape(-1)
         time = START_US + index * self.batch_us
-        spread = self.batch_us // 2 * within // self.tokens_per_request
-        request = np.repeat(np.arange(self.requests_per_batch), self.tokens_per_request)
+        spread = self.batch_us // 2 * np.maximum(within, 0) // self.tokens_per_request
+        request = np.repeat(np.arange(self.requests_per_batch), len(within))
         return RoutingBatch(
             header=BatchHeader(
                 node=self.node,
@@ -121,13 +131,14 @@ class Stream:
                 layers=np.arange(self.layers, dtype=np.uint16),
                 watermark_us=time,
                 encoded_at_us=time + self.batch_us,
+                rank_order=RankOrder.SELECTION_SCORE if self.ranked else RankOrder.UNKNOWN,
             ),
             requests=self._group(group, first),
             tokens=Tokens(
                 request=request.astype(np.int32),
                 position=position.astype(np.int32),
                 phase=np.full(self.rows, Phase.DECODE, np.uint8),
-                flags=np.zeros(self.rows, np.uint8),
+                flags=np.where(self.counted, 0, RowFlag.CONTEXT).astype(np.uint8),
                 event_time_us=np.tile(time + spread, self.requests_per_batch).astype(np.int64),
             ),
             routes=self.routes[index % DISTINCT_ROUTES],
@@ -150,15 +161,15 @@ class Stream:
         return known
 
 
-def dense_stream(*, quick: bool = False) -> Stream:
+def dense_stream(*, quick: bool = False, context: int = 0, ranked: bool = False) -> Stream:
     """128 positions per request and batch: prompts, or decode that was batched for long."""
     if quick:
-        return Stream(8, WINDOW, 2, 100_000)
-    return Stream(320, WINDOW, 32, 100_000)
+        return Stream(8, WINDOW, 2, 100_000, context=context, ranked=ranked)
+    return Stream(320, WINDOW, 32, 100_000, context=context, ranked=ranked)
 
 
-def sparse_stream(*, quick: bool = False) -> Stream:
+def sparse_stream(*, quick: bool = False, context: int = 0, ranked: bool = False) -> Stream:
     """5 positions per request and batch of 9,600 open requests: decode, shipped every 200 ms."""
     if quick:
-        return Stream(240, 5, 20, 16_667)
-    return Stream(9_600, 5, 800, 16_667)
+        return Stream(240, 5, 20, 16_667, context=context, ranked=ranked)
+    return Stream(9_600, 5, 800, 16_667, context=context, ranked=ranked)

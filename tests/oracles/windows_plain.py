@@ -6,6 +6,8 @@ no code with moescope and is as slow as it looks.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +31,10 @@ BEHIND_US = 10 * SECOND
 SKEW_US = 60 * SECOND
 IDENTICAL_RUN = 33
 ZERO_LAYER_ROWS = 64
+FIXED_POINT = 2**20
+POSITIONS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 768, 1024, 2048)
+LAGS = 64
+SIMILARITY_US = {PREFILL: SECOND, DECODE: 5 * SECOND}
 
 
 class Lane(NamedTuple):
@@ -42,7 +48,11 @@ class Lane(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One token as a producer logs it. `ids` holds k expert ids per layer."""
+    """One token as a producer logs it.
+
+    `ids` holds k expert ids per layer, the first-ranked one first where `ranked`; `entropy` and
+    `margin` hold a code of `bits` bits per layer, or nothing.
+    """
 
     request: str
     task: str
@@ -55,6 +65,10 @@ class Row(NamedTuple):
     ids: tuple[tuple[int, ...], ...]
     starts: tuple[int, ...] = (0, -1, -1, -1, -1, -1)
     cached: int = 0
+    ranked: bool = False
+    bits: int = 8
+    entropy: tuple[int, ...] = ()
+    margin: tuple[int, ...] = ()
 
 
 class Record(NamedTuple):
@@ -73,12 +87,21 @@ class Record(NamedTuple):
 
 @dataclass(eq=False)
 class Accepted:
-    """An accepted row, and at which layers it is counted."""
+    """An accepted row, and at which layers it is counted.
+
+    `before` is the row that it makes a pair with, `paired` the layers at which that one is sound;
+    `earlier` holds the rows 1, 2, … positions before it, as far as they are remembered. `life`
+    tells a request that was forgotten from the new one of the same name.
+    """
 
     row: Row
     node: str
     lane: Lane
     good: list[bool]
+    before: Row | None = None
+    paired: list[bool] = field(default_factory=list)
+    earlier: list[Accepted] = field(default_factory=list)
+    life: int = 0
 
 
 @dataclass(eq=False)
@@ -141,9 +164,11 @@ class Account:
 
 @dataclass
 class _Request:
+    life: int
     greatest: int = -1
     run: int = 0
     last_time: int | None = None
+    recent: list[Accepted] = field(default_factory=list)
     open: dict[tuple[int, int, int, int], TokenWindow] = field(default_factory=dict)
     closed: set[tuple[int, int, int, int]] = field(default_factory=set)
 
@@ -175,6 +200,8 @@ class Partition:
     """Reads the records of one partition in order."""
 
     def __init__(self, token_windows: Sequence[tuple[int, int]]) -> None:
+        self.similarity: dict[tuple[Lane, int, int], list[Accepted]] = {}
+        self._similarity_open: dict[tuple[Lane, int, int], list[Accepted]] = {}
         self.declared = [(size, stride or size) for size, stride in token_windows]
         self.accepted: list[Accepted] = []
         self.windows: list[TokenWindow] = []
@@ -182,6 +209,7 @@ class Partition:
         self.watermarks = Watermarks()
         self.task_ends: list[tuple[Lane, str, int, int | None]] = []
         self._requests: dict[tuple[Lane, str], _Request] = {}
+        self._lives = 0
         self._identities: set[tuple[str, int, int]] = set()
 
     def read(self, record: Record) -> None:
@@ -198,10 +226,12 @@ class Partition:
         self.accounts.append(account)
         accepted: list[Accepted] = []
         before: Row | None = None
+        latest: dict[str, Row] = {}
         for row in record.rows:
-            found = self._row(row, before, record, account)
+            found = self._row(row, before, latest, record, account)
             if found:
                 accepted.append(found)
+                self._remember_similar(found)
             before = None if _is_skipped(row) else row
         gate(accepted, record)
         account.accepted = len(accepted)
@@ -209,44 +239,70 @@ class Partition:
         self.accepted += accepted
         self.watermarks.show(record)
         self._by_watermark(self.watermarks.partition)
+        for key in list(self._similarity_open):
+            if _similarity_end(key) <= self.watermarks.partition:
+                self.similarity[key] = self._similarity_open.pop(key)
+
+    def _remember_similar(self, found: Accepted) -> None:
+        row = found.row
+        if row.time is not None and row.phase in SIMILARITY_US:
+            key = (found.lane, row.phase, row.time // SIMILARITY_US[row.phase])
+            if _similarity_end(key) > self.watermarks.partition:
+                self._similarity_open.setdefault(key, []).append(found)
 
     def seal(self) -> None:
         """Nothing follows: close what is open."""
         for request in self._requests.values():
             self._close(request, list(request.open), "sealed")
+        self.similarity |= self._similarity_open
 
     def _row(
-        self, row: Row, before: Row | None, record: Record, account: Account
+        self,
+        row: Row,
+        before: Row | None,
+        latest: dict[str, Row],
+        record: Record,
+        account: Account,
     ) -> Accepted | None:
         key = (record.lane, row.request)
         if row.flags & LAST_OF_TASK:
             self.task_ends.append((record.lane, row.task, row.phase, row.time))
         if row.flags & CONTEXT:
             account.context += 1
+            latest[row.request] = row
             if row.flags & LAST_OF_REQUEST:
                 self._end(key)
+                del latest[row.request]
             return None
         if _is_skipped(row):
             _account_skipped(row, account)
             return None
-        request = self._requests.setdefault(key, _Request())
+        request = self._requests.get(key) or self._new_request(key)
         if _passed(request.last_time, row.time, FORGET_US):
             assert row.time is not None
             self._by_time(request, row.time)
-            request = self._requests[key] = _Request()
+            request = self._new_request(key)
         if row.position <= request.greatest:
             account.stale += 1
             return None
         found = Accepted(row, record.node, record.lane, [True] * record.lane.layers)
+        found.life = request.life
+        _pair(request, found, latest.get(row.request))
+        latest[row.request] = row
         request.run = request.run + 1 if before and _identical(before, row) else 1
-        if request.run >= IDENTICAL_RUN:
-            found.good = [False] * record.lane.layers
+        _look_back(request, found)
         self._before(request, row)
         account.late += self._count(request, found)
         request.greatest, request.last_time = row.position, row.time
         if row.flags & LAST_OF_REQUEST:
             self._end(key)
+            del latest[row.request]
         return found
+
+    def _new_request(self, key: tuple[Lane, str]) -> _Request:
+        self._lives += 1
+        self._requests[key] = _Request(self._lives)
+        return self._requests[key]
 
     def _before(self, request: _Request, row: Row) -> None:
         """Close what row ends before it is counted itself."""
@@ -329,18 +385,47 @@ def _passed(since: int | None, now: int | None, limit: int) -> bool:
     return since is not None and now is not None and now - since >= limit
 
 
+def _pair(request: _Request, found: Accepted, before: Row | None) -> None:
+    row = found.row
+    doubted = request.greatest == row.position - 1 and request.run >= IDENTICAL_RUN
+    if before and before.position == row.position - 1 and not doubted:
+        found.before = before
+
+
+def _look_back(request: _Request, found: Accepted) -> None:
+    if found.row.position != request.greatest + 1:
+        request.recent = []
+    if request.run >= IDENTICAL_RUN:
+        found.good = [False] * found.lane.layers
+        request.recent = []
+    elif found.row.time is not None:
+        found.earlier = request.recent[::-1]
+        request.recent = [*request.recent, found][-LAGS:]
+
+
+def _similarity_end(key: tuple[Lane, int, int]) -> int:
+    return (key[2] + 1) * SIMILARITY_US[key[1]]
+
+
 def gate(accepted: Sequence[Accepted], record: Record) -> None:
     """Mark what else is suspicious in one batch."""
     lane = record.lane
-    for one in accepted:
-        for layer, ids in enumerate(one.row.ids):
-            if len(set(ids)) < lane.top_k or max(ids) >= lane.experts:
-                one.good[layer] = False
+    sound_layers = [True] * lane.layers
     if lane.top_k == 1 and lane.experts > 1 and len(record.rows) >= ZERO_LAYER_ROWS:
         for layer in range(lane.layers):
-            if all(row.ids[layer] == (0,) for row in record.rows):
-                for one in accepted:
-                    one.good[layer] = False
+            sound_layers[layer] = any(row.ids[layer] != (0,) for row in record.rows)
+    for one in accepted:
+        for layer, sound in enumerate(sound_layers):
+            one.good[layer] &= sound and _is_sound(one.row.ids[layer], lane)
+        if one.before:
+            one.paired = [
+                sound and _is_sound(one.before.ids[layer], lane)
+                for layer, sound in enumerate(sound_layers)
+            ]
+
+
+def _is_sound(ids: tuple[int, ...], lane: Lane) -> bool:
+    return len(set(ids)) == lane.top_k and max(ids) < lane.experts
 
 
 def _is_skipped(row: Row) -> bool:
@@ -374,6 +459,114 @@ def counts_of(rows: Sequence[Accepted], lane: Lane) -> list[list[int]]:
                 for expert in ids:
                     counts[layer][expert] += 1
     return counts
+
+
+def router_of(rows: Sequence[Accepted], lane: Lane) -> list[list[int]]:
+    """Eight sums per layer, in the order of the documentation's table."""
+    sums = [[0] * 8 for _ in range(lane.layers)]
+    for one in rows:
+        for layer, out in enumerate(sums):
+            if not one.good[layer]:
+                continue
+            for column, codes, value in (
+                (0, one.row.entropy, _entropy_share), (2, one.row.margin, _margin)
+            ):  # fmt: skip
+                if codes:
+                    score = value(codes[layer], one.row.bits, lane.experts)
+                    if math.isfinite(score) and score >= 0:
+                        out[column] += 1
+                        out[column + 1] += round(score * FIXED_POINT)
+            if one.before and one.paired[layer]:
+                mine, other = one.row.ids[layer], one.before.ids[layer]
+                out[4] += 1
+                out[5] += len(set(mine) & set(other))
+                if one.row.ranked:
+                    out[6] += 1
+                    out[7] += mine[0] != other[0]
+    return sums
+
+
+def _single(value: float) -> float:
+    (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)
+
+
+def _half(code: int) -> float:
+    (value,) = struct.unpack("<e", struct.pack("<H", code))
+    return float(value)
+
+
+def _entropy_share(code: int, bits: int, experts: int) -> float:
+    if experts == 1:
+        return math.nan
+    entropy = _half(code) if bits == 16 else code / (2**bits - 1) * math.log(experts)
+    return _single(entropy) / math.log(experts)
+
+
+def _margin(code: int, bits: int, _: int) -> float:
+    if bits == 16:
+        return _half(code)
+    if code == 0:
+        return 0.0
+    return _single(2 ** (0.4 * (code - 13)) if bits == 4 else 2 ** ((code - 215) / 20))
+
+
+def positions_of(rows: Sequence[Accepted]) -> Counter[tuple[int, int, int]]:
+    """Assignments by (place in POSITIONS, layer, expert)."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for one in rows:
+        row = one.row
+        start = 0 if row.phase == PREFILL else row.starts[row.phase]
+        if start < 0:
+            if row.phase != TRAIN:
+                continue
+            start = 0
+        if row.position - start in POSITIONS:
+            place = POSITIONS.index(row.position - start)
+            for layer, ids in enumerate(row.ids):
+                if one.good[layer]:
+                    found.update((place, layer, expert) for expert in ids)
+    return found
+
+
+def lags_of(rows: Sequence[Accepted], lane: Lane) -> list[list[tuple[int, int]]]:
+    """(Overlap, pairs) by layer and lag."""
+    found = []
+    for layer in range(lane.layers):
+        sums = [(0, 0)] * LAGS
+        for one in rows:
+            for lag, other in enumerate(one.earlier):
+                if one.good[layer] and other.good[layer]:
+                    overlap, pairs = sums[lag]
+                    shared = len(set(one.row.ids[layer]) & set(other.row.ids[layer]))
+                    sums[lag] = (overlap + shared, pairs + 1)
+        found.append(sums)
+    return found
+
+
+def similarity_of(
+    requests: Sequence[Sequence[Accepted]], lane: Lane, fewest_tokens: int
+) -> list[tuple[list[int], int, int, int]]:
+    """Per layer: sum of the requests' vectors, of their squares, requests, requests left out."""
+    found = []
+    k = lane.top_k
+    for layer in range(lane.layers):
+        total, squares, number, left_out = [0] * lane.experts, 0, 0, 0
+        for rows in requests:
+            c = counts_of(rows, lane)[layer]
+            tokens = sum(c) // k
+            if tokens < fewest_tokens:
+                continue
+            length = (sum(x * x for x in c) - k * tokens) * tokens / (tokens - 1)
+            if length <= 0:
+                left_out += 1
+                continue
+            w = [round(x / math.sqrt(length) * FIXED_POINT) for x in c]
+            total = [a + b for a, b in zip(total, w, strict=True)]
+            squares += sum(x * x for x in w)
+            number += 1
+        found.append((total, squares, number, left_out))
+    return found
 
 
 def exponent(rows_closed: int, budget: int) -> int:

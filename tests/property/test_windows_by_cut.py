@@ -30,12 +30,15 @@ CONFIG = WindowConfig(
     time=((1_000_000, 1_000_000), (3_000_000, 3_000_000), (6_000_000, 2_000_000)),
     step=((2, 2), (4, 2)),
     row_budget=6,
+    lag_ratio=0.6,
+    similarity_requests=2,
+    similarity_tokens=3,
 )
 MINUTE_US = 60_000_000
 
 
 @given(plans())
-@settings(max_examples=20)
+@settings(max_examples=15)
 def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
     """The same rows cut three ways give the same windows, histograms, weights, references."""
     stream = make_stream(plan)
@@ -47,12 +50,15 @@ def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
         assert other.token == first.token
         assert other.values == first.values
         assert other.panes == first.panes
+        assert other.positions == first.positions
+        assert other.lags == first.lags
+        assert other.similarity == first.similarity
         assert other.histograms == first.histograms
         assert other.references == first.references
 
 
 @given(plans(lagging=True), st.sampled_from([ONE_ROW, NATURAL, LARGEST, Cut(3, repeat=4)]))
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     """Token windows, panes, accounts and metric values are what the plain-Python oracle says."""
     records = cut_stream(make_stream(plan), cut)
@@ -61,6 +67,9 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     assert found.token == expected.token
     assert found.dead_letters == expected.dead_letters
     assert expected_panes(found.panes, CONFIG) == expected.panes
+    assert found.positions == expected.positions
+    assert found.lags == expected.lags
+    assert found.similarity == expected.similarity
     assert {offset: _row_counts(a) for offset, a in found.accounts.items()} == expected.accounts
     _check_values(found, expected)
     _check_histograms(found)
@@ -71,7 +80,7 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     st.sampled_from([NATURAL, LARGEST, Cut(3, repeat=4)]),
     st.integers(0, 2**32),
 )
-@settings(max_examples=25)
+@settings(max_examples=20)
 def test_commits_and_restarts_change_nothing(plan: Plan, cut: Cut, seed: int) -> None:
     """Commits anywhere, and restarts that read again from `replay_from`, give the same output."""
     records = source_records(cut_stream(make_stream(plan), cut))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from support.rolled_up import Outcome
 
-CONFIG = WindowConfig(token=((16, 16), (32, 16)), time=((SECOND, SECOND),), step=())
+CONFIG = WindowConfig(token=((16, 16), (32, 16)), time=((SECOND, SECOND),), step=(), lag_ratio=1.0)
 
 
 def _rows(ids: Sequence[tuple[tuple[int, ...], ...]], context: int = 0) -> tuple[Row, ...]:
@@ -49,6 +49,7 @@ def _check(record: Record) -> Outcome:
     expected = expected_outcome([record], CONFIG)
     assert found.token == expected.token
     assert expected_panes(found.panes, CONFIG) == expected.panes
+    assert found.lags == expected.lags
     assert found.accounts[0].suspicious_pairs == expected.accounts[0][-1]
     return found
 
@@ -80,6 +81,7 @@ def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) ->
     found = roll_up(source_records(records), CONFIG, commits={2}, restarts={3})
     expected = expected_outcome(records, CONFIG)
     assert found.token == expected.token
+    assert found.lags == expected.lags
     assert sum(account.suspicious_pairs for account in found.accounts.values()) == 16 * context
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from random import Random
@@ -137,8 +138,15 @@ def test_counts_give_the_windows_of_their_rows(seed: int, span_us: int) -> None:
     ]
     full = _roll_up([batch_of(record) for record in records])
     counts = _roll_up([as_counts(record) for record in records])
-    assert counts.token == full.token
+    assert _without_router(counts) == _without_router(full)
     assert _pane_counts(counts) == _pane_counts(full)
+
+
+def _without_router(outcome: Outcome) -> Counter[tuple[object, ...]]:
+    """Token windows without what counts cannot tell: pairs of rows."""
+    return Counter(
+        {(*window[:18], *window[19:]): number for window, number in outcome.token.items()}
+    )
 
 
 def _roll_up(batches: list[RoutingBatch]) -> Outcome:

@@ -12,6 +12,8 @@ from oracles.windows_plain import (
     NO_TIME,
     PERIOD,
     PHASE_NAMES,
+    SECOND,
+    SIMILARITY_US,
     Accepted,
     Lane,
     Partition,
@@ -19,14 +21,20 @@ from oracles.windows_plain import (
     TokenWindow,
     counts_of,
     exponent,
+    lags_of,
+    positions_of,
+    router_of,
     rows_closed_per_minute,
+    similarity_of,
     step_windows,
     time_windows,
     trailing_references,
 )
 from support.rolled_up import nested, windows_of_panes
 
+from moescope.processors.lags import is_lag_sampled
 from moescope.processors.row_sampling import keep_hash
+from moescope.processors.similarity import similarity_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +54,9 @@ class Expected:
     dead_letters: list[int]
     partition: Partition
     references: dict[Any, list[list[int]]]
+    positions: dict[Key, Value]
+    lags: dict[Key, Value]
+    similarity: dict[Key, Value]
 
 
 def read(records: Sequence[Record], config: WindowConfig) -> Partition:
@@ -79,8 +90,48 @@ def expected_outcome(records: Sequence[Record], config: WindowConfig) -> Expecte
     }  # fmt: skip
     dead = [n for n, a in enumerate(partition.accounts) if a.verdict == "dead_letter"]
     return Expected(
-        token, _panes(partition.accepted, config), accounts, dead, partition, references
-    )
+        token, _panes(partition.accepted, config), accounts, dead, partition, references,
+        *_profiles(partition.accepted, config), _similarity(partition, config),
+    )  # fmt: skip
+
+
+def _profiles(
+    accepted: Sequence[Accepted], config: WindowConfig
+) -> tuple[dict[Key, Value], dict[Key, Value]]:
+    """Positions and lags by (lane, phase, second)."""
+    positions, lags = {}, {}
+    for (lane, phase, kind, _, start), rows in time_windows(accepted, SECOND, SECOND).items():
+        if kind != "all":
+            continue
+        key = (lane.revision, PHASE_NAMES[phase], start)
+        at_positions = positions_of(rows)
+        if at_positions:
+            positions[key] = tuple(sorted(at_positions.items()))
+        sampled = [one for one in rows if is_lag_sampled(one.row.request, config.lag_ratio)]
+        sums = lags_of(sampled, lane)
+        if any(pairs for layer in sums for _, pairs in layer):
+            lags[key] = nested_pairs(sums)
+    return positions, lags
+
+
+def _similarity(partition: Partition, config: WindowConfig) -> dict[Key, Value]:
+    """Similarity sums by (lane, phase, start)."""
+    found = {}
+    for (lane, phase, number), rows in partition.similarity.items():
+        by_request: dict[str, list[Accepted]] = {}
+        for one in rows:
+            by_request.setdefault(one.row.request, []).append(one)
+        chosen = sorted(by_request, key=similarity_hash)[: config.similarity_requests]
+        sums = similarity_of([by_request[name] for name in chosen], lane, config.similarity_tokens)
+        if any(requests or left_out for _, _, requests, left_out in sums):
+            key = (lane.revision, PHASE_NAMES[phase], number * SIMILARITY_US[phase])
+            found[key] = tuple((tuple(total), *rest) for total, *rest in sums)
+    return found
+
+
+def nested_pairs(sums: list[list[tuple[int, int]]]) -> Value:
+    """Lag sums as (overlaps, pairs), each by layer."""
+    return tuple(nested([[both[each] for both in layer] for layer in sums]) for each in (0, 1))
 
 
 def expected_values(
@@ -136,6 +187,8 @@ def _token(window: TokenWindow, weight: float, references: dict[Any, list[list[i
         weight,
         nested(counts_of(window.rows, window.lane)),
         period if has_reference else "",
+        nested(router_of(window.rows, window.lane)),
+        ((window.rows[-1].row.scene or "unknown", len(window.rows)),),
     )
 
 
@@ -155,8 +208,11 @@ def _panes(accepted: Sequence[Accepted], config: WindowConfig) -> dict[Key, Valu
 
 def _summed(rows: list[Accepted], lane: Lane) -> Value:
     times = [NO_TIME if one.row.time is None else one.row.time for one in rows]
-    requests = len({one.row.request for one in rows})
-    return (nested(counts_of(rows, lane)), len(rows), requests, min(times), max(times))
+    requests = len({(one.row.request, one.life) for one in rows})
+    return (
+        nested(counts_of(rows, lane)), len(rows), requests, min(times), max(times),
+        nested(router_of(rows, lane)),
+    )  # fmt: skip
 
 
 def expected_panes(panes: dict[Key, Value], config: WindowConfig) -> dict[Key, Value]:

@@ -37,6 +37,7 @@ class Sums:
     first: int = 2**63 - 1
     last: int = NO_TIME
     ended: bool = False
+    router: Any = 0
 
     def add(self, delta: SharedDelta) -> None:
         """Add one delta."""
@@ -46,11 +47,13 @@ class Sums:
         self.first = min(self.first, delta.first_time_us)
         self.last = max(self.last, delta.last_time_us)
         self.ended |= delta.last_of_task
+        if delta.router is not None:
+            self.router = self.router + delta.router
         # Streams do not tell drops; a piece without rows only says that its task is over.
         assert (delta.dropped == (DROPS_UNKNOWN if delta.seen else 0)).all()
 
     def value(self) -> Value:
-        """Plain sums: counts, seen, requests, first, last, ended."""
+        """Plain sums: counts, seen, requests, first, last, ended, router sums."""
         return (
             nested(self.counts),
             self.seen,
@@ -58,6 +61,7 @@ class Sums:
             self.first,
             self.last,
             self.ended,
+            () if isinstance(self.router, int) else nested(self.router),
         )
 
 
@@ -69,6 +73,7 @@ class Outcome:
         token: Token windows as tuples: `TOKEN_FIELDS`.
         values: Metric values (bytes) by the same tuples.
         panes: Sums per (kind, lane, phase, scope kind, scope value, task, pane).
+        positions, lags, similarity: Sums of time panes per (lane, phase, start).
         histograms: int64 [M, L, slots] by key, as bytes; references: counts by id.
         accounts, dead_letters: By offset.
     """
@@ -76,6 +81,9 @@ class Outcome:
     token: Counter[Value] = field(default_factory=Counter)
     values: Counter[tuple[Value, bytes]] = field(default_factory=Counter)
     panes: dict[Key, Value] = field(default_factory=dict)
+    positions: dict[Key, Value] = field(default_factory=dict)
+    lags: dict[Key, Value] = field(default_factory=dict)
+    similarity: dict[Key, Value] = field(default_factory=dict)
     histograms: dict[Any, bytes] = field(default_factory=dict)
     references: dict[str, Value] = field(default_factory=dict)
     accounts: dict[int, Any] = field(default_factory=dict)
@@ -97,6 +105,7 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
     out = Outcome()
     histograms: dict[Any, Any] = {}
     panes: dict[Key, Sums] = defaultdict(Sums)
+    profiles: dict[Key, list[SharedDelta]] = defaultdict(list)
     for emission in emissions:
         add_histograms(histograms, emission.histograms)
         for finished in emission.windows:
@@ -122,6 +131,8 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
                     float(group.weight[w]),
                     nested(group.counts[w]),
                     group.trailing_id.rpartition("/")[2],
+                    () if group.router is None else nested(group.router[w]),
+                    tuple(group.scene_tokens[w].items()),
                 )
                 out.token[row] += 1
                 out.values[row, finished.values[w].tobytes()] += 1
@@ -130,7 +141,14 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
                 str(delta.kind), lane_name(delta.lane), delta.phase, str(delta.scope_kind),
                 delta.scope_value, delta.task, delta.pane,
             )  # fmt: skip
-            panes[key].add(delta)
+            has_profile = delta.positions or delta.lags or delta.similarity
+            if has_profile:
+                assert key[0] == "time"
+                assert key[3] == "all"
+                profiles[key[1], key[2], key[-1]].append(delta)
+            # The sums of a similarity pane come in a delta of their own, without rows.
+            if delta.seen or not delta.similarity:
+                panes[key].add(delta)
         for reference in emission.references:
             out.references[reference.reference_id] = (
                 reference.effective_from_us,
@@ -141,8 +159,44 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
             out.accounts[account.offset] = account
         out.dead_letters += [letter.offset for letter in emission.dead_letters]
     out.histograms = {key: value.tobytes() for key, value in histograms.items() if value.any()}
+    for pane, deltas in profiles.items():
+        _add_profiles(out, pane, deltas)
     out.panes = {key: sums.value() for key, sums in panes.items()}
     return out
+
+
+def _add_profiles(out: Outcome, key: Key, deltas: Sequence[SharedDelta]) -> None:
+    """Add up what one pane's deltas hold beside counts."""
+    layers, experts = deltas[0].counts.shape
+    positions: Counter[tuple[int, int, int]] = Counter()
+    for delta in deltas:
+        if delta.positions is not None:
+            assert (np.diff(delta.positions.index) > 0).all()
+            for index, count in zip(
+                delta.positions.index.tolist(), delta.positions.count.tolist(), strict=True
+            ):
+                place, rest = divmod(index, layers * experts)
+                positions[place, *divmod(rest, experts)] += count
+    if positions:
+        out.positions[key] = tuple(sorted(positions.items()))
+    lags = [delta.lags for delta in deltas if delta.lags is not None]
+    if lags:
+        out.lags[key] = (
+            nested(sum(each.overlap for each in lags)), nested(sum(each.pairs for each in lags))
+        )  # fmt: skip
+    for delta in deltas:
+        sums = delta.similarity
+        if sums is not None:
+            assert delta.pane == sums.start_us + sums.size_us - SECOND
+            key = (*key[:2], sums.start_us)
+            assert key not in out.similarity
+            out.similarity[key] = tuple(
+                (tuple(total), *rest)
+                for total, *rest in zip(
+                    sums.weighted.tolist(), sums.squares.tolist(), sums.requests.tolist(),
+                    sums.left_out.tolist(), strict=True,
+                )
+            )  # fmt: skip
 
 
 def roll_up(
@@ -189,7 +243,7 @@ def _taken(engine: Engine, finisher: WindowFinisher) -> list[Emission]:
 def windows_of_panes(
     panes: dict[Key, Value], kind: str, size: int, stride: int, pane_size: int
 ) -> dict[Key, Value]:
-    """Time or step windows: (counts, seen, requests, first, last) per (.., start)."""
+    """Time or step windows: (counts, seen, requests, first, last, router) per (.., start)."""
     found: dict[Key, list[tuple[int, Value]]] = defaultdict(list)
     for (pane_kind, lane, phase, scope_kind, scope, _, pane), value in panes.items():
         if pane_kind != kind:
@@ -205,5 +259,7 @@ def windows_of_panes(
         counts = nested(sum(np.array(value[0]) for _, value in parts))
         first = min(value[3] for _, value in parts)
         last = max(value[4] for _, value in parts)
-        windows[key] = (counts, sum(value[1] for _, value in parts), requests, first, last)
+        router = nested(sum(np.array(value[6]) for _, value in parts))
+        seen = sum(value[1] for _, value in parts)
+        windows[key] = (counts, seen, requests, first, last, router)
     return windows

@@ -102,7 +102,7 @@ def expected_windows(
 def _add_token(found: dict[Any, Any], window: tuple[Any, ...], top_k: int) -> None:
     (
         revision, phase, size, stride, start, request, task, node, seen, expected, complete, _,
-        first, last, _, weight, counts, _,
+        first, last, _, weight, counts, *_,
     ) = window  # fmt: skip
     if not weight:
         return
@@ -122,7 +122,7 @@ def _add_shared(
 ) -> None:
     times = [NO_TIME if one.row.time is None else one.row.time for one in rows]
     node = key[4] if key[3] == "node" else ""
-    requests = len({(one.row.request, one.row.phase) for one in rows})
+    requests = len({(one.row.request, one.row.phase, one.life) for one in rows})
     for layer, counts in enumerate(counts_of(rows, lane)):
         found[(*key, "", task, layer)] = (
             node, sum(counts) // lane.top_k, requests, len(rows), len(rows), True, tuple(counts),

@@ -31,9 +31,10 @@ from oracles.windows_plain import (
     Row,
 )
 
-from moescope.core.batch import BatchHeader, Requests, Routes, RoutingBatch, Tokens
+from moescope.core.batch import BatchHeader, Quantised, Requests, Routes, RoutingBatch, Tokens
 from moescope.core.batchlog import BatchLogWriter
 from moescope.core.clock import ManualClock
+from moescope.core.vocabulary import RankOrder
 from moescope.core.wire import encode_batch
 from moescope.processors.sources.protocol import SourceRecord
 
@@ -65,6 +66,8 @@ class Plan:
         timed: Whether rows have event times.
         lag_s: How much later than the others' items the last node's arrive.
         site: Prefix of the nodes' names, which makes requests of several partitions distinct.
+        ranked: Whether rank order is known.
+        score_bits: Bits of entropy and margin codes; 0: there are none.
     """
 
     seed: int
@@ -80,13 +83,15 @@ class Plan:
     timed: bool = True
     lag_s: float = 0.0
     site: str = ""
+    ranked: bool = False
+    score_bits: int = 0
 
 
 @st.composite
 def plans(draw: st.DrawFn, *, timed: bool | None = None, lagging: bool = False) -> Plan:
     """Small streams of every kind."""
     nodes = draw(st.integers(1, 3))
-    experts = draw(st.sampled_from([4, 5, 8, 16]))
+    experts = draw(st.sampled_from([4, 5, 8, 16, 70]))
     with_times = draw(st.sampled_from([True, True, True, False])) if timed is None else timed
     return Plan(
         seed=draw(st.integers(0, 2**32)),
@@ -101,6 +106,8 @@ def plans(draw: st.DrawFn, *, timed: bool | None = None, lagging: bool = False) 
         training=draw(st.booleans()),
         timed=with_times,
         lag_s=draw(st.sampled_from([0.0, 12.0, 45.0])) if lagging else 0.0,
+        ranked=draw(st.booleans()),
+        score_bits=draw(st.sampled_from([0, 4, 8, 16])),
     )
 
 
@@ -169,6 +176,11 @@ class _Node:
             layers[odd] = (*layers[odd][:-1], bad)
         return tuple(layers)
 
+    def codes(self) -> tuple[int, ...]:
+        if not self.plan.score_bits:
+            return ()
+        return tuple(self.rng.randrange(2**self.plan.score_bits) for _ in range(self.plan.layers))
+
     def row(self, request: _Request, time: int | None, flags: int = 0) -> Row:
         phase = PREFILL if request.position < request.prompt else DECODE
         if self.training:
@@ -185,6 +197,10 @@ class _Node:
             ids=self.ids(),
             starts=request.starts,
             cached=request.cached,
+            ranked=self.plan.ranked,
+            bits=self.plan.score_bits or 8,
+            entropy=self.codes(),
+            margin=self.codes(),
         )
         request.position += 1
         request.last = row
@@ -288,7 +304,8 @@ class Cut:
     """How items are packed: at most this many rows and this much event time per batch.
 
     Attributes:
-        context: Repeat a continuing request's last two rows at the head of its next batch.
+        context: Repeat a continuing request's last two countable rows at the head of its next
+            batch.
         repeat: Every so many records, one is delivered twice; 0: never.
     """
 
@@ -298,9 +315,13 @@ class Cut:
     repeat: int = 0
 
 
-ONE_ROW = Cut(1, context=False)
+ONE_ROW = Cut(1)
 NATURAL = Cut(7, 300_000)
 LARGEST = Cut(10**6, SECOND - 1)
+
+
+def _is_countable(row: Row) -> bool:
+    return row.phase not in (WARMUP, DRAFT) and not row.flags & (CONTEXT | PADDING | RECOMPUTED)
 
 
 class _Packer:
@@ -343,10 +364,12 @@ class _Packer:
         watermark = held[-1].time if rows[-1].time is not None else NO_TIME
         self._append(held[-1], watermark, (*context, *rows))
         for row in rows:
-            ended = row.flags & LAST_OF_REQUEST
-            before = [] if ended else self.tail.get(row.request, [])
-            repeated = row._replace(flags=CONTEXT)
-            self.tail[row.request] = [] if ended else [*before, repeated][-2:]
+            before = self.tail.get(row.request, [])
+            if row.flags & LAST_OF_REQUEST:
+                self.tail[row.request] = []
+            elif _is_countable(row) and (not before or row.position > before[-1].position):
+                repeated = row._replace(flags=CONTEXT)
+                self.tail[row.request] = [*before, repeated][-2:]
 
     def _append(self, item: Item, watermark: int, rows: tuple[Row, ...]) -> None:
         sequence = self.sequence.get(item.node, 0)
@@ -399,6 +422,9 @@ def batch_of(record: Record) -> RoutingBatch:
         layers=np.arange(lane.layers, dtype=np.uint16),
         watermark_us=record.watermark,
         encoded_at_us=record.appended + record.clock_error,
+        rank_order=RankOrder.SELECTION_SCORE
+        if record.rows and record.rows[0].ranked
+        else RankOrder.UNKNOWN,
     )
     rows = record.rows
     if not rows:
@@ -426,8 +452,22 @@ def batch_of(record: Record) -> RoutingBatch:
             else np.array([row.time for row in rows], np.int64),
             step=None if rows[0].step is None else np.array([row.step for row in rows], np.int64),
         ),
-        routes=Routes.from_ids(np.array([row.ids for row in rows], np.int64), lane.experts),
+        routes=_routes(rows, lane.experts),
     )
+
+
+def _routes(rows: tuple[Row, ...], experts: int) -> Routes:
+    ids = np.array([row.ids for row in rows], np.int64)
+    routes = Routes.from_ids(ids, experts, ranked=rows[0].ranked)
+    if not rows[0].entropy:
+        return routes
+    bits = rows[0].bits
+    dtype = np.uint16 if bits == 16 else np.uint8
+    entropy, margin = (
+        Quantised(codes=np.ascontiguousarray(np.array(codes, dtype).T), bits=bits)
+        for codes in ([row.entropy for row in rows], [row.margin for row in rows])
+    )
+    return replace(routes, entropy=entropy, margin=margin)
 
 
 def write_log(root: Path, partition: str, records: list[Record]) -> None:

@@ -4,9 +4,14 @@ import numpy as np
 import pytest
 
 from moescope.core.batch import Routes
-from moescope.processors.kernels.count import BLOCK, count_rows
+from moescope.core.router_sums import ROUTER_SUMS
+from moescope.processors.kernels.count import count_rows
+from moescope.processors.kernels.ranks import BLOCK
+from moescope.processors.score_tables import router_planes
 
 LAYERS = 2
+NO_CELLS = np.zeros(0, np.int64)
+NO_ROUTER = np.zeros((0, LAYERS, ROUTER_SUMS), np.int64)
 
 
 def distinct_ids(rng: np.random.Generator, tokens: int, experts: int, top_k: int) -> np.ndarray:
@@ -52,7 +57,8 @@ def test_counts_equal_counting_one_by_one(top_k: int, experts: int, *, faults: b
     counts = np.zeros((len(runs), LAYERS, experts), np.uint16)
     suspicious = count_rows(
         routes.gaps, routes.relabelling, np.isin(np.arange(LAYERS), list(skipped)),
-        0, len(cell_of_row), cell_of_row.astype(np.int32), counts,
+        router_planes(routes, experts), 0, len(cell_of_row), cell_of_row.astype(np.int32),
+        NO_CELLS, counts, NO_ROUTER,
     )  # fmt: skip
     expected, expected_suspicious = plain_counts(ids, cell_of_row, experts, skipped)
     found = {tuple(where): int(counts[tuple(where)]) for where in np.argwhere(counts).tolist()}
@@ -67,8 +73,65 @@ def test_counts_are_added_to_what_is_there() -> None:
     cell_of_row = np.zeros(100, np.int32)
     nothing = np.zeros(LAYERS, np.bool_)
     pieces, whole = (np.zeros((1, LAYERS, 16), np.uint16) for _ in range(2))
-    count_rows(routes.gaps, routes.relabelling, nothing, 0, 33, cell_of_row, pieces)
-    count_rows(routes.gaps, routes.relabelling, nothing, 33, 100, cell_of_row, pieces)
-    count_rows(routes.gaps, routes.relabelling, nothing, 0, 100, cell_of_row, whole)
+    for begin, end, counts in ((0, 33, pieces), (33, 100, pieces), (0, 100, whole)):
+        count_rows(
+            routes.gaps, routes.relabelling, nothing, router_planes(routes, 16), begin, end,
+            cell_of_row, NO_CELLS, counts, NO_ROUTER,
+        )  # fmt: skip
     np.testing.assert_array_equal(pieces, whole)
     assert int(whole.sum()) == ids.size
+
+
+def plain_pairs(
+    ids: np.ndarray, cell_of_row: np.ndarray, before_cell: list[int], experts: int
+) -> dict[tuple[int, int], list[int]]:
+    """Pairs, overlap and top-1 switches by (cell, layer), row by row."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for row, cell in enumerate(cell_of_row.tolist()):
+        if cell < 0:
+            continue
+        before = row - 1 if row and cell_of_row[row - 1] == cell else before_cell[cell]
+        if before < 0:
+            continue
+        for layer in range(LAYERS):
+            mine, other = ids[row, layer].tolist(), ids[before, layer].tolist()
+            if all(len(set(each)) == len(each) and max(each) < experts for each in (mine, other)):
+                sums = found.setdefault((cell, layer), [0, 0, 0])
+                sums[0] += 1
+                sums[1] += len(set(mine) & set(other))
+                sums[2] += mine[0] != other[0]
+    return found
+
+
+@pytest.mark.parametrize("top_k", [1, 4, 7])
+@pytest.mark.parametrize("experts", [9, 64, 65, 300])
+@pytest.mark.parametrize("faults", [False, True])
+def test_pairs_equal_comparing_row_by_row(top_k: int, experts: int, *, faults: bool) -> None:
+    """Overlap and switches are right within runs, across blocks, and with rows far before."""
+    rng = np.random.default_rng(top_k * experts + faults)
+    runs = [2, 1, 1, 5, 16, 40, BLOCK, 3, BLOCK + 7, 1, 1, 64]
+    cell_of_row = np.repeat(np.arange(len(runs)), runs)
+    first = [0, *np.cumsum(runs)[:-1].tolist()]
+    # No row before, the row just above, and rows far above.
+    before_cell = [
+        -1 if n % 3 == 0 else (at - 1 if n % 3 == 1 else 0) for n, at in enumerate(first)
+    ]
+    cell_of_row[cell_of_row == 3] = -1
+    ids = distinct_ids(rng, len(cell_of_row), experts, top_k)
+    # Neighbours that share experts, so that the overlap is more than chance.
+    ids[1::2] = np.where(rng.random((len(ids[1::2]), 1, 1)) < 0.5, ids[:-1:2], ids[1::2])
+    if faults:
+        ids[rng.integers(0, len(ids), 9), 0, -1] = experts + 1
+    routes = Routes.from_ids(ids, experts, ranked=True)
+    counts = np.zeros((len(runs), LAYERS, experts), np.uint16)
+    router = np.zeros((len(runs), LAYERS, ROUTER_SUMS), np.int64)
+    count_rows(
+        routes.gaps, routes.relabelling, np.zeros(LAYERS, np.bool_), router_planes(routes, experts),
+        0, len(ids), cell_of_row.astype(np.int32), np.array(before_cell), counts, router,
+    )  # fmt: skip
+    expected = plain_pairs(ids, cell_of_row, before_cell, experts)
+    for (cell, layer), sums in np.ndenumerate(router.sum(axis=2)):
+        if (cell, layer) not in expected:
+            assert sums == 0
+    for (cell, layer), (pairs, overlap, switches) in expected.items():
+        assert router[cell, layer].tolist() == [0, 0, 0, 0, pairs, overlap, pairs, switches]

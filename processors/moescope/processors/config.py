@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moescope.core.errors import SettingsError
+from moescope.core.router_sums import SIMILARITY_REQUESTS, SIMILARITY_TOKENS
 
 if TYPE_CHECKING:
     from moescope.core.settings import Settings
@@ -23,6 +24,10 @@ Pairs = tuple[tuple[int, int], ...]
 class WindowConfig:
     """Declared windows: (size, stride) in positions, µs and steps.
 
+    `lag_ratio` is the share of requests whose last rows are kept for the lag overlap;
+    `similarity_requests` and `similarity_tokens` say which requests of a pane are compared, and
+    have to be the same wherever results are compared.
+
     Raises:
         SettingsError: A window that cannot be formed.
     """
@@ -35,6 +40,9 @@ class WindowConfig:
     scene_scope: bool = True
     scope_limit: int = 256
     row_budget: int = 600_000
+    lag_ratio: float = 0.01
+    similarity_requests: int = SIMILARITY_REQUESTS
+    similarity_tokens: int = SIMILARITY_TOKENS
 
     def __post_init__(self) -> None:
         """Refuse what the counters cannot hold."""
@@ -65,6 +73,7 @@ class WindowConfig:
             scene_scope=settings["scopes.scene"],
             scope_limit=settings["scopes.limit"],
             row_budget=settings["store.token_row_budget"],
+            lag_ratio=settings["profiles.lag_ratio"],
         )
 
     @property

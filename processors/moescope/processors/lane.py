@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.core.clock import NO_TIME
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import (
     MAX_SCENES,
     OTHER_SCENE,
@@ -39,10 +40,12 @@ from moescope.processors.kernels.records import (
     SKIPPED,
     TASK_PIECE,
 )
-from moescope.processors.lane_output import LaneOutput
+from moescope.processors.lane_output import LaneOutput, has_router_sums
+from moescope.processors.pane_profiles import Chunk, PaneProfiles, position_origins
 from moescope.processors.panes import UNKNOWN_DROPS
 from moescope.processors.request_slots import RequestSlots
 from moescope.processors.rows import RowAccount, classify_rows, counts_that_add_up, phase_anchors
+from moescope.processors.score_tables import router_planes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,16 +64,29 @@ ALL_ZERO_ROWS = 64
 
 
 class Lane:
-    """Everything of one partition that shares a `LaneKey`."""
+    """Everything of one partition that shares a `LaneKey`.
+
+    Args:
+        key, partition, config, sampling: what it belongs to.
+        watermark: the partition's when the lane begins.
+    """
 
     def __init__(
-        self, key: LaneKey, partition: str, config: WindowConfig, sampling: RowSampling
+        self,
+        key: LaneKey,
+        partition: str,
+        config: WindowConfig,
+        sampling: RowSampling,
+        watermark: int = NO_TIME,
     ) -> None:
         self.key = key
         self._config = config
         self._layers = len(key.layers)
         self._experts = key.experts
-        self._requests = RequestSlots(self._layers, self._experts, config)
+        with_router = has_router_sums(key)
+        self._requests = RequestSlots(self._layers, self._experts, config, with_router=with_router)
+        self._profiles = PaneProfiles(key, config, self._requests, watermark)
+        self._batches = 0
         self._nodes: dict[int, str] = {}
         self._scenes: list[str] = []
         self._scene_id: dict[str, int] = {}
@@ -80,13 +96,15 @@ class Lane:
         self._flushed_minute = NO_TIME
         self._forget_at = NO_TIME
         self._task_gaps: dict[str, int] = {}
-        self.output = LaneOutput(key, partition, config, sampling, self._scene_name)
+        self.output = LaneOutput(key, partition, config, sampling, self._scene_name, self._profiles)
         width = self._layers * self._experts
         self._most_cells = int(np.clip(CELL_BYTES // (2 * max(width, 1)), 64, MOST_CELLS))
         accumulators = self._requests.windows.shape[1]
         self._cells = np.zeros(self._most_cells, CELL)
         self._cell_counts = np.zeros((self._most_cells, width), np.uint16)
         self._cell_dropped = np.zeros((self._most_cells, self._layers), np.uint64)
+        sums = self._layers * ROUTER_SUMS if with_router else 0
+        self._cell_router = np.zeros((self._most_cells, sums), np.int64)
         room = self._most_cells + 1
         self._closed = np.zeros(room * (2 * accumulators + 1), CLOSED)
         self._pieces = np.zeros(3 * room + 8, TASK_PIECE)
@@ -129,25 +147,43 @@ class Lane:
             if skipped_layers.any():
                 account.reasons += ("all_zero_layer",)
 
+        planes = router_planes(routes, self._experts)
+
         def count(
             begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint16],
             dropped: NDArray[np.uint64],
         ) -> None:  # fmt: skip
+            used = len(counts)
+            before_cell = np.ascontiguousarray(self._cells["before"][:used])
             account.suspicious_pairs += count_rows(
-                routes.gaps, routes.relabelling, skipped_layers, begin, end, cell_of_row,
-                counts.reshape(len(counts), self._layers, self._experts),
+                routes.gaps, routes.relabelling, skipped_layers, planes, begin, end, cell_of_row,
+                before_cell, counts.reshape(used, self._layers, self._experts),
+                self._cell_router[:used].reshape(used, self._layers, ROUTER_SUMS),
             )  # fmt: skip
             if routes.dropped is not None:
                 count_dropped(routes.dropped, begin, end, cell_of_row, dropped)
             else:
                 dropped[:] = UNKNOWN_DROPS
 
+        origins = position_origins(batch.requests)
+
+        def profile(
+            begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint16]
+        ) -> None:
+            self._profiles.add(
+                Chunk(
+                    tokens, routes, origins, skipped_layers, offset, begin, end, cell_of_row,
+                    self._cells[: len(counts)], counts,
+                )
+            )  # fmt: skip
+
         self._run(
             batch, offset, live, account,
             request=tokens.request, position=tokens.position,
             row_tokens=np.ones(total, np.int32), phase=tokens.phase, status=status,
             flags=tokens.flags, identical=identical, first_time=times, last_time=times,
-            step=steps, count=count, cell_counts=self._cell_counts, with_panes=True,
+            step=steps, count=count, cell_counts=self._cell_counts,
+            profile=profile if self._config.time else None, with_panes=True,
         )  # fmt: skip
         if account.suspicious_pairs:
             account.reasons += ("suspicious_rows",)
@@ -192,7 +228,8 @@ class Lane:
                 flags=blocks.flags, identical=np.zeros(total, np.bool_),
                 first_time=first, last_time=last,
                 step=blocks.step if self._config.step_pane else None, count=count,
-                cell_counts=np.zeros((self._most_cells, width), np.uint32), with_panes=False,
+                cell_counts=np.zeros((self._most_cells, width), np.uint32), profile=None,
+                with_panes=False,
             )  # fmt: skip
         if batch.time_blocks is not None and live:
             seconds = batch.time_blocks
@@ -222,6 +259,7 @@ class Lane:
         step: NDArray[np.int64] | None,
         count: Any,  # noqa: ANN401 (a closure over the batch's own planes)
         cell_counts: NDArray[Any],
+        profile: Callable[..., None] | None,
         with_panes: bool,
     ) -> None:
         requests = self._requests
@@ -235,6 +273,7 @@ class Lane:
         cell_of_row = np.full(total, NONE, np.int32)
         steps = np.zeros(0, np.int64) if step is None else step
         n = np.zeros(COUNTERS, np.int64)
+        self._batches += 1
         begin = 0
         while begin < total:
             n[:] = 0
@@ -243,17 +282,20 @@ class Lane:
                 first_time, last_time, steps, slot_of_request, anchors, unanchored, tasks,
                 scenes, requests.slots, requests.windows, requests.specs, self._config.border,
                 self._config.gap_limit, 0 if step is None else self._config.step_pane, offset,
-                cell_of_row, self._cells, self._closed, self._pieces, self._ops, n,
+                self._batches, cell_of_row, self._cells, self._closed, self._pieces, self._ops, n,
             )  # fmt: skip
             end, used = int(n[N_ROW]), int(n[N_CELLS])
             counts, dropped = cell_counts[:used], self._cell_dropped[:used]
-            counts[:] = 0
-            dropped[:] = 0
+            router = self._cell_router[:used]
+            for sums in (counts, dropped, router):
+                sums[:] = 0
             count(begin, end, cell_of_row, counts, dropped)
-            self._carry_out(n, counts, dropped, live=live)
+            self._carry_out(n, counts, dropped, router, live=live)
+            if profile is not None and used:
+                profile(begin, end, cell_of_row, counts)
             if live and used:
                 self.output.add_cells(
-                    self._cells, used, counts, dropped, scenes, node, with_panes=with_panes
+                    self._cells, used, counts, dropped, router, scenes, node, with_panes=with_panes
                 )
             account.accepted += int(n[N_ACCEPTED])
             account.stale += int(n[N_STALE])
@@ -264,10 +306,17 @@ class Lane:
             begin = end
         if account.stale:
             account.stale_rows = tuple(np.flatnonzero(cell_of_row == STALE_ROW).tolist())
+        self._hand_over_similarity(live=live)
         self._note_earliest(first_time)
         ended = slot_of_request[requests.slots["phase"][slot_of_request] == NONE]
         if len(ended):
             self._release(np.unique(ended))
+
+    def _hand_over_similarity(self, *, live: bool) -> None:
+        if not live:
+            self._profiles.discard()
+        for phase, sums in self._profiles.similarity.closed():
+            self.output.add_similarity(phase, sums)
 
     def _note_earliest(self, times: NDArray[np.int64]) -> None:
         """See to it that rows of a node that lags behind are looked at in time."""
@@ -285,6 +334,7 @@ class Lane:
         n: NDArray[np.int64],
         counts: NDArray[np.unsignedinteger[Any]],
         dropped: NDArray[np.uint64],
+        router: NDArray[np.int64],
         *,
         live: bool,
     ) -> None:
@@ -295,10 +345,13 @@ class Lane:
         closed_dropped = np.empty((n_closed, self._layers), np.uint64)
         piece_counts = np.zeros((n_pieces, width), np.uint32)
         piece_dropped = np.zeros((n_pieces, self._layers), np.uint64)
+        closed_router = np.empty((n_closed, router.shape[1]), np.int64)
+        piece_router = np.zeros((n_pieces, router.shape[1]), np.int64)
         apply_ops(
-            self._ops, int(n[N_OPS]), counts, dropped, requests.window_counts,
-            requests.window_dropped, requests.task_counts, requests.task_dropped,
-            closed_counts, closed_dropped, piece_counts, piece_dropped, self._config.task,
+            self._ops, int(n[N_OPS]), counts, dropped, router, requests.window_counts,
+            requests.window_dropped, requests.window_router, requests.task_counts,
+            requests.task_dropped, requests.task_router, closed_counts, closed_dropped,
+            closed_router, piece_counts, piece_dropped, piece_router, self._config.task,
         )  # fmt: skip
         if not live:
             return
@@ -306,7 +359,7 @@ class Lane:
             closed = self._closed[:n_closed].copy()
             slots = closed["slot"].tolist()
             self.output.add_closed(
-                closed, closed_counts, closed_dropped,
+                closed, closed_counts, closed_dropped, closed_router,
                 [requests.names[slot] for slot in slots],
                 [self._task_names[task] for task in closed["task"].tolist()],
                 [self._nodes[slot] for slot in slots],
@@ -314,9 +367,15 @@ class Lane:
         if n_pieces and self._config.task:
             pieces = self._pieces[:n_pieces].copy()
             self.output.add_pieces(
-                pieces, piece_counts, piece_dropped,
+                pieces, piece_counts, piece_dropped, piece_router,
                 [self._task_names[task] for task in pieces["task"].tolist()],
             )  # fmt: skip
+
+    def _carry_out_closings(self, n: NDArray[np.int64], *, live: bool) -> None:
+        """Carry out a plan without rows."""
+        self._carry_out(
+            n, self._cell_counts[:0], self._cell_dropped[:0], self._cell_router[:0], live=live
+        )
 
     def add_lost(self, lost: Mix, node: str, panes: Sequence[int], *, unknown_gap: bool) -> None:
         """Note rows that will never arrive, by phase and scene."""
@@ -330,6 +389,8 @@ class Lane:
     def advance(self, watermark: int, *, live: bool) -> None:
         """Close what the watermark has overtaken, hand out task minutes, forget the silent."""
         requests = self._requests
+        self._profiles.similarity.advance(watermark)
+        self._hand_over_similarity(live=live)
         if watermark >= self._deadline:
             open_windows = requests.windows["open"] != 0
             due = np.flatnonzero(open_windows.any(axis=1))
@@ -371,7 +432,7 @@ class Lane:
                 due[begin : begin + step], watermark, requests.slots, requests.windows,
                 requests.specs, self._closed, self._ops, n,
             )  # fmt: skip
-            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+            self._carry_out_closings(n, live=live)
 
     def _flush_tasks(self, due: NDArray[np.int64], *, live: bool) -> None:
         step = len(self._pieces) - 4
@@ -380,7 +441,7 @@ class Lane:
             flush_tasks(
                 due[begin : begin + step], self._requests.slots, self._pieces, self._ops, n
             )  # fmt: skip
-            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+            self._carry_out_closings(n, live=live)
 
     def seal(self, *, live: bool) -> None:
         """Close everything: the partition was read to its sealed end."""
@@ -394,20 +455,24 @@ class Lane:
                 everyone[begin : begin + step], requests.slots, requests.windows,
                 requests.specs, self._closed, self._pieces, self._ops, n,
             )  # fmt: skip
-            self._carry_out(n, self._cell_counts[:0], self._cell_dropped[:0], live=live)
+            self._carry_out_closings(n, live=live)
         self._release(everyone)
+        self._profiles.similarity.seal()
+        self._hand_over_similarity(live=live)
 
     # ---- memory --------------------------------------------------------------------------
 
     def lowest_open_offset(self) -> int | None:
         """Lowest record offset that something open still needs."""
-        return self._requests.lowest_open_offset()
+        needed = (self._requests.lowest_open_offset(), self._profiles.similarity.lowest_offset())
+        return min((offset for offset in needed if offset is not None), default=None)
 
     def state(self, replay_from: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a restart cannot rebuild from the records that it replays from there on."""
         requests = self._requests
         values, arrays = self.output.state()
         values["scenes"] = self._scenes
+        values["similarity"] = self._profiles.similarity.state()
         values["closed_early"] = self._closed_early()
         values["idle"], arrays["idle"] = requests.idle(replay_from)
         values["idle_nodes"] = [self._node_of(name) for name in values["idle"]]
@@ -421,6 +486,7 @@ class Lane:
         for name in values["scenes"]:
             self._scene(name)
         self.output.restore(values, arrays)
+        self._profiles.similarity.restore(values["similarity"])
         self._task_gaps = dict(
             zip(values["open_pieces"], arrays["open_pieces"].tolist(), strict=True)
         )

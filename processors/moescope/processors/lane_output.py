@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
-from moescope.core.vocabulary import CloseReason, Phase, ScopeKind, WindowKind
+from moescope.core.router_sums import ROUTER_SUMS
+from moescope.core.vocabulary import CloseReason, Fidelity, Phase, ScopeKind, WindowKind
 from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
 from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey, told_drops
 from moescope.processors.trailing import PERIOD_US, TrailingSums
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
     from moescope.core.batch import TimeBlocks
     from moescope.core.emission import LaneKey
+    from moescope.core.router_sums import SimilaritySums
     from moescope.processors.config import WindowConfig
     from moescope.processors.kernels.records import Records
+    from moescope.processors.pane_profiles import PaneProfiles
     from moescope.processors.panes import Pane
     from moescope.processors.row_sampling import RowSampling
 
@@ -33,10 +37,16 @@ TASK_GAPS = 60
 """Minutes of the longest task window."""
 
 
+def has_router_sums(key: LaneKey) -> bool:
+    """Whether a lane's producers tell rows apart: sums of counts know of no pairs."""
+    return key.fidelity != Fidelity.COUNTS.name.lower()
+
+
 class _Closed(NamedTuple):
     records: Records
     counts: NDArray[np.uint16]
     dropped: NDArray[np.uint64]
+    router: NDArray[np.int64]
     requests: list[str]
     tasks: list[str]
     nodes: list[str]
@@ -46,24 +56,27 @@ class _Closed(NamedTuple):
 class LaneOutput:
     """Collects a lane's output between two commits."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 (what a lane is made of)
         self,
         key: LaneKey,
         partition: str,
         config: WindowConfig,
         sampling: RowSampling,
         scene_name: Callable[[int], str],
+        profiles: PaneProfiles,
     ) -> None:
         self._key = key
         self._partition = partition
         self._config = config
         self._sampling = sampling
         self._scene_name = scene_name
+        self._profiles = profiles
         self._shape = (len(key.layers), key.experts)
         self._closed: list[_Closed] = []
         self._deltas: list[SharedDelta] = []
-        self._time_panes = PaneArena(*self._shape, config.gap_limit)
-        self._step_panes = PaneArena(*self._shape, config.step_gap_limit)
+        with_router = has_router_sums(key)
+        self._time_panes = PaneArena(*self._shape, config.gap_limit, with_router=with_router)
+        self._step_panes = PaneArena(*self._shape, config.step_gap_limit, with_router=with_router)
         self._trailing: dict[int, TrailingSums] = {}
         self._references: list[TrailingReference] = []
         self._scoped_nodes: set[str] = set()
@@ -78,6 +91,7 @@ class LaneOutput:
         n_cells: int,
         counts: NDArray[np.unsignedinteger[Any]],
         dropped: NDArray[np.uint64],
+        router: NDArray[np.int64],
         scenes: NDArray[np.int64],
         node: str,
         *,
@@ -106,7 +120,7 @@ class LaneOutput:
                 pane_number, scene_id = divmod(rest, 256)
                 rows[index] = arena.row(PaneKey(pane_number + base, phase_id, scene_id, node))
             gaps = np.ascontiguousarray(gap)
-            arena.add(cells, n_cells, rows[inverse], gaps, counts, dropped)
+            arena.add(cells, n_cells, rows[inverse], gaps, counts, dropped, router)
 
     def add_time_blocks(
         self, blocks: TimeBlocks, node: str, scene_id: Callable[[str], int]
@@ -152,6 +166,7 @@ class LaneOutput:
         records: Records,
         counts: NDArray[np.uint16],
         dropped: NDArray[np.uint64],
+        router: NDArray[np.int64],
         requests: list[str],
         tasks: list[str],
         nodes: list[str],
@@ -159,13 +174,16 @@ class LaneOutput:
         """Take closed token windows, and settle which of them become rows."""
         self._sampling.count(records["close_time"], self._shape[0])
         weights = self._sampling.weights(records["first_time"], records["request_hash"])
-        self._closed.append(_Closed(records, counts, dropped, requests, tasks, nodes, weights))
+        self._closed.append(
+            _Closed(records, counts, dropped, router, requests, tasks, nodes, weights)
+        )
 
     def add_pieces(
         self,
         pieces: Records,
         counts: NDArray[np.uint32],
         dropped: NDArray[np.uint64],
+        router: NDArray[np.int64],
         tasks: list[str],
     ) -> None:
         """Take task pieces."""
@@ -189,8 +207,32 @@ class LaneOutput:
                     last_time_us=int(piece["last_time"]),
                     request_gaps=_one_gap(int(piece["gap"])),
                     last_of_task=bool(piece["last_of_task"]),
+                    router=self._told_router(router[index]),
                 )
             )
+
+    def add_similarity(self, phase: int, sums: SimilaritySums) -> None:
+        """Take a similarity pane that closed."""
+        if not self._config.time:
+            return
+        layers = self._shape[0]
+        self._deltas.append(
+            SharedDelta(
+                lane=self._key,
+                phase=_PHASES[phase],
+                kind=WindowKind.TIME,
+                scope_kind=ScopeKind.ALL,
+                scope_value="",
+                pane=sums.start_us + sums.size_us - PANE_US,
+                counts=np.zeros(self._shape, np.uint32),
+                dropped=np.zeros(layers, np.uint64),
+                seen=0,
+                first_time_us=NO_TIME,
+                last_time_us=NO_TIME,
+                request_gaps=np.zeros(self._config.gap_limit, np.int64),
+                similarity=sums,
+            )
+        )
 
     # ---- out -----------------------------------------------------------------------------
 
@@ -212,17 +254,19 @@ class LaneOutput:
             if not self._config.time:
                 continue
             for scope_kind, scope_value, pane, scene_tokens in self._scopes(node, total, parts):
-                self._deltas.append(
-                    self._pane_delta(
-                        WindowKind.TIME,
-                        phase,
-                        scope_kind,
-                        scope_value,
-                        number * PANE_US,
-                        pane,
-                        scene_tokens,
-                    )
+                delta = self._pane_delta(
+                    WindowKind.TIME,
+                    phase,
+                    scope_kind,
+                    scope_value,
+                    number * PANE_US,
+                    pane,
+                    scene_tokens,
                 )
+                if scope_kind is ScopeKind.ALL:
+                    positions, lags = self._profiles.take(number, phase)
+                    delta = replace(delta, positions=positions, lags=lags)
+                self._deltas.append(delta)
         steps: dict[tuple[int, int], list[tuple[int, Pane]]] = {}
         for key, pane in self._step_panes.drain():
             steps.setdefault((key.number, key.phase), []).append((key.scene, pane))
@@ -265,7 +309,14 @@ class LaneOutput:
             last_time_us=NO_TIME if pane.last_time_us == NO_LAST else pane.last_time_us,
             request_gaps=pane.gaps,
             scene_tokens=scene_tokens,
+            router=self._told_router(pane.router),
         )
+
+    def _told_router(self, router: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Router sums as others read them, from flat ones [.., L · ROUTER_SUMS]."""
+        if not router.shape[-1]:
+            return None
+        return router.reshape(*router.shape[:-1], self._shape[0], ROUTER_SUMS)
 
     def _by_scene(self, parts: list[tuple[int, Pane]]) -> dict[str, int]:
         tokens: dict[str, int] = {}
@@ -302,6 +353,7 @@ class LaneOutput:
         records = np.concatenate([part.records for part in closed])
         counts = np.concatenate([part.counts for part in closed])
         dropped = np.concatenate([part.dropped for part in closed])
+        router = np.concatenate([part.router for part in closed])
         weights = np.concatenate([part.weights for part in closed])
         requests = [name for part in closed for name in part.requests]
         tasks = [name for part in closed for name in part.tasks]
@@ -317,6 +369,7 @@ class LaneOutput:
             size, stride = self._config.token[spec]
             trailing, trailing_id = self._trailing_reference(phase, group_period)
             rows = chosen.tolist()
+            scenes = [self._scene_name(scene) for scene in part["scene"].tolist()]
             complete = (part["seen"] == size) & (part["expected"] == size)
             yield WindowGroup(
                 lane=self._key,
@@ -332,7 +385,7 @@ class LaneOutput:
                 close_time_us=part["close_time"],
                 request=[requests[row] for row in rows],
                 task=[tasks[row] for row in rows],
-                scene=[self._scene_name(scene) for scene in part["scene"].tolist()],
+                scene=scenes,
                 node=[nodes[row] for row in rows],
                 seen=part["seen"],
                 expected=part["expected"],
@@ -347,6 +400,10 @@ class LaneOutput:
                 dropped=told_drops(dropped[chosen]),
                 trailing=trailing,
                 trailing_id=trailing_id,
+                scene_tokens=tuple(
+                    {scene: seen} for scene, seen in zip(scenes, part["seen"].tolist(), strict=True)
+                ),
+                router=self._told_router(router[chosen]),
             )
 
     def _trailing_of(self, phase: int) -> TrailingSums:
@@ -418,6 +475,7 @@ def _sum_panes(panes: list[Pane]) -> Pane:
     return first._replace(
         counts=np.sum([pane.counts for pane in panes], axis=0, dtype=np.uint32),
         dropped=np.sum([pane.dropped for pane in panes], axis=0, dtype=np.uint64),
+        router=np.sum([pane.router for pane in panes], axis=0),
         seen=sum(pane.seen for pane in panes),
         first_time_us=min(pane.first_time_us for pane in panes),
         last_time_us=max(pane.last_time_us for pane in panes),

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN
+from moescope.processors.pane_profiles import add_lag_sums, add_position_counts
+from moescope.processors.similarity import add_similarity_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from numpy.typing import NDArray
 
     from moescope.core.emission import SharedDelta
+
+T = TypeVar("T")
 
 
 def merge_deltas(deltas: Iterable[SharedDelta]) -> list[SharedDelta]:
@@ -59,4 +65,21 @@ def _sum(parts: list[SharedDelta]) -> SharedDelta:
         last_time_us=max(part.last_time_us for part in parts),
         requests=sum(part.requests for part in parts),
         last_of_task=any(part.last_of_task for part in parts),
+        router=_added(_known(part.router for part in parts), _sum_arrays),
+        positions=_added(_known(part.positions for part in parts), add_position_counts),
+        similarity=_added(_known(part.similarity for part in parts), add_similarity_sums),
+        lags=_added(_known(part.lags for part in parts), add_lag_sums),
     )
+
+
+def _known(parts: Iterable[T | None]) -> list[T]:
+    return [part for part in parts if part is not None]
+
+
+def _added(parts: list[T], add: Callable[[list[T]], T]) -> T | None:
+    return add(parts) if parts else None
+
+
+def _sum_arrays(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = np.sum(parts, axis=0)
+    return total

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from moescope.core.metrics import DROPS_UNKNOWN
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.processors.kernels.apply import add_cells
 
 if TYPE_CHECKING:
@@ -38,10 +39,11 @@ class PaneKey(NamedTuple):
 
 
 class Pane(NamedTuple):
-    """One pane's sums; arrays are the caller's to keep."""
+    """One pane's sums; arrays are the caller's to keep. `router` is flat, and may be empty."""
 
     counts: NDArray[np.uint32]
     dropped: NDArray[np.uint64]
+    router: NDArray[np.int64]
     seen: int
     first_time_us: int
     last_time_us: int
@@ -56,10 +58,12 @@ class PaneArena:
     Args:
         layers, experts: L, E.
         gap_limit: entries of the gap histogram; 0 where it is not used.
+        with_router: whether there are router sums.
     """
 
-    def __init__(self, layers: int, experts: int, gap_limit: int) -> None:
+    def __init__(self, layers: int, experts: int, gap_limit: int, *, with_router: bool) -> None:
         self._shape = (layers, experts)
+        self._sums = layers * ROUTER_SUMS if with_router else 0
         self._gap_limit = gap_limit
         self._rows: dict[PaneKey, int] = {}
         self._allocate(16)
@@ -68,6 +72,7 @@ class PaneArena:
         layers, experts = self._shape
         self._counts = np.zeros((capacity, layers * experts), np.uint32)
         self._dropped = np.zeros((capacity, layers), np.uint64)
+        self._router = np.zeros((capacity, self._sums), np.int64)
         self._seen = np.zeros(capacity, np.int64)
         self._first = np.full(capacity, NO_FIRST, np.int64)
         self._last = np.full(capacity, NO_LAST, np.int64)
@@ -78,13 +83,13 @@ class PaneArena:
     def _grow(self) -> None:
         old: tuple[NDArray[Any], ...] = (
             self._counts, self._dropped, self._seen, self._first, self._last, self._gaps,
-            self._lost, self._unknown,
+            self._lost, self._unknown, self._router,
         )  # fmt: skip
         used = len(self._rows)
         self._allocate(2 * len(self._seen))
         new: tuple[NDArray[Any], ...] = (
             self._counts, self._dropped, self._seen, self._first, self._last, self._gaps,
-            self._lost, self._unknown,
+            self._lost, self._unknown, self._router,
         )  # fmt: skip
         for source, target in zip(old, new, strict=True):
             np.copyto(target[:used], source[:used])
@@ -107,11 +112,12 @@ class PaneArena:
         gap_of_cell: NDArray[np.int64],
         counts: NDArray[np.unsignedinteger[Any]],
         dropped: NDArray[np.unsignedinteger[Any]],
+        router: NDArray[np.int64],
     ) -> None:
         """Add cells to the rows named."""
         add_cells(
-            cells, n_cells, row_of_cell, gap_of_cell, counts, dropped, self._counts, self._dropped,
-            self._seen, self._first, self._last, self._gaps,
+            cells, n_cells, row_of_cell, gap_of_cell, counts, dropped, router, self._counts,
+            self._dropped, self._router, self._seen, self._first, self._last, self._gaps,
         )  # fmt: skip
 
     def add_block(  # noqa: PLR0917 (one pane's sums)
@@ -152,6 +158,7 @@ class PaneArena:
                 Pane(
                     self._counts[row].reshape(shape).copy(),
                     self._dropped[row].copy(),
+                    self._router[row].copy(),
                     int(self._seen[row]),
                     int(self._first[row]),
                     int(self._last[row]),
@@ -164,7 +171,7 @@ class PaneArena:
         self._rows.clear()
         for array in (
             self._counts, self._dropped, self._seen, self._gaps, self._lost,
-            self._unknown,
+            self._unknown, self._router,
         ):  # fmt: skip
             array[:used] = 0
         self._first[:used] = NO_FIRST

@@ -205,7 +205,9 @@ class Partition:
     def _lane_of(self, key: LaneKey) -> Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key, self.name, self._config, self._sampling)
+            lane = self._lanes[key] = Lane(
+                key, self.name, self._config, self._sampling, self.watermark_us
+            )
         return lane
 
     # ---- accounting ----------------------------------------------------------------------

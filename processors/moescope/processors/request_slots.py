@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moescope.core.router_sums import ROUTER_SUMS
 from moescope.processors.kernels.records import NONE, SLOT, SPEC, WINDOW
 from moescope.processors.kernels.transitions import forget
+from moescope.processors.lags import NO_RING, LagRings
 from moescope.processors.row_sampling import keep_hash
+from moescope.processors.similarity import similarity_hash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,14 +35,15 @@ class RequestSlots:
 
     Attributes:
         slots: records [capacity]; windows: records [capacity, accumulators].
-        specs: declared token windows.
+        specs: declared token windows. rings: last rows of sampled requests.
         window_counts: uint16 [capacity, accumulators, L·E]; task_counts: uint32 [capacity, L·E];
-            the `…_dropped` arrays likewise with L instead of L·E.
+    XX with L instead of L·E.
         names: request id per slot.
     """
 
-    def __init__(self, layers: int, experts: int, config: WindowConfig) -> None:
-        self._layers = layers
+    def __init__(
+        self, layers: int, experts: int, config: WindowConfig, *, with_router: bool
+    ) -> None:
         self._width = layers * experts
         self._with_tasks = config.task
         self.specs = np.zeros(len(config.token), SPEC)
@@ -48,6 +52,9 @@ class RequestSlots:
             self.specs[spec] = (size, stride, base, size // stride)
             base += size // stride
         self._accumulators = base
+        self.rings = LagRings(
+            layers, experts, config.lag_ratio if with_router and config.time else 0.0
+        )
         self._slot_of: dict[str, int] = {}
         self._free: list[int] = []
         self.names: list[str] = []
@@ -55,8 +62,11 @@ class RequestSlots:
         self.windows = np.zeros((0, base), WINDOW)
         self.window_counts = np.zeros((0, base, self._width), np.uint16)
         self.window_dropped = np.zeros((0, base, layers), np.uint64)
+        sums = layers * ROUTER_SUMS if with_router else 0
+        self.window_router = np.zeros((0, base, sums), np.int64)
         self.task_counts = np.zeros((0, self._width if config.task else 0), np.uint32)
         self.task_dropped = np.zeros((0, layers if config.task else 0), np.uint64)
+        self.task_router = np.zeros((0, sums if config.task else 0), np.int64)
 
     def __len__(self) -> int:
         """Remembered requests."""
@@ -69,7 +79,8 @@ class RequestSlots:
         while capacity < wanted:
             capacity *= 2
         for name in (
-            "slots", "windows", "window_counts", "window_dropped", "task_counts", "task_dropped",
+            "slots", "windows", "window_counts", "window_dropped", "window_router",
+            "task_counts", "task_dropped", "task_router",
         ):  # fmt: skip
             old = getattr(self, name)
             new = np.zeros((capacity, *old.shape[1:]), old.dtype)
@@ -107,6 +118,8 @@ class RequestSlots:
         self.names[slot] = request
         self.slots[slot]["live"] = 1
         self.slots[slot]["request_hash"] = keep_hash(request)
+        self.slots[slot]["similarity_hash"] = similarity_hash(request)
+        self.slots[slot]["ring"] = self.rings.take(request)
         return slot
 
     def release(self, slots: NDArray[np.int64]) -> None:
@@ -116,6 +129,7 @@ class RequestSlots:
                 continue
             del self._slot_of[self.names[slot]]
             forget(self.slots, self.windows, slot)
+            self.rings.give_back(int(self.slots[slot]["ring"]))
             self.slots[slot]["live"] = 0
             self.names[slot] = ""
             self._free.append(slot)
@@ -125,7 +139,7 @@ class RequestSlots:
         return np.flatnonzero(self.slots["live"])
 
     def lowest_open_offset(self) -> int | None:
-        """Lowest record offset that an open window or task piece still needs."""
+        """Lowest record offset that an open window, a task piece or a kept row still needs."""
         offsets = []
         open_windows = self.windows["open"] != 0
         if open_windows.any():
@@ -134,6 +148,12 @@ class RequestSlots:
             open_tasks = self.slots["task_seen"] > 0
             if open_tasks.any():
                 offsets.append(int(self.slots["task_offset"][open_tasks].min()))
+        sampled = (self.slots["live"] != 0) & (self.slots["ring"] != NO_RING)
+        if sampled.any():
+            slots = self.slots[sampled]
+            kept = self.rings.lowest_offset(slots["ring"], slots["contiguous"])
+            if kept is not None:
+                offsets.append(kept)
         return min(offsets, default=None)
 
     def idle(self, replay_from: int) -> tuple[list[str], NDArray[np.int64]]:
@@ -164,3 +184,4 @@ class RequestSlots:
         self.windows[slot, accumulator]["open"] = 0
         self.window_counts[slot, accumulator] = 0
         self.window_dropped[slot, accumulator] = 0
+        self.window_router[slot, accumulator] = 0

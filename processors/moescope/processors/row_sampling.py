@@ -17,10 +17,15 @@ LARGEST_EXPONENT = 40
 _SALT = b"moescope-row-keep"
 
 
+def salted_hash(request: str, salt: bytes) -> int:
+    """64-bit hash of a request; samples of different salts are independent."""
+    digest = blake2b(request.encode("utf-8", "surrogatepass"), digest_size=8, key=salt).digest()
+    return int.from_bytes(digest, "little")
+
+
 def keep_hash(request: str) -> int:
     """64-bit hash that decides, the same on every processor, whether a request's rows are kept."""
-    digest = blake2b(request.encode("utf-8", "surrogatepass"), digest_size=8, key=_SALT).digest()
-    return int.from_bytes(digest, "little")
+    return salted_hash(request, _SALT)
 
 
 class RowSampling:

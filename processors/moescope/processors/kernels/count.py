@@ -7,18 +7,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.processors.compilation import compiled
+from moescope.processors.kernels.pairs import shared_with_row_above, shared_words
+from moescope.processors.kernels.ranks import BLOCK, WORD, ranks_of_block, words_of_block
+from moescope.processors.kernels.router import (
+    ENTROPY_ROWS,
+    MARGIN_ROWS,
+    OVERLAP,
+    PAIRS,
+    RANKED_PAIRS,
+    TOP1_SWITCHES,
+    RouterPlanes,
+    add_distant_pair,
+    add_scores,
+    drop_pairs_of_bad_rows,
+    scores_of_block,
+    switches_of_block,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCK = 256
-"""Rows whose ranks are worked out together: k x 256 values stay in the first-level cache."""
-
 LONG_RUN = 16
 """From here on it pays to count ranks first, and to look their experts up once per run."""
-
-WORD = 64
-"""Up to so many experts, a row is one word with a bit per rank."""
 
 
 @compiled
@@ -26,20 +36,26 @@ def count_rows(
     gaps: NDArray[np.unsignedinteger[Any]],
     relabelling: NDArray[np.uint16],
     skipped_layers: NDArray[np.bool_],
+    planes: RouterPlanes,
     begin: int,
     end: int,
     cell_of_row: NDArray[np.int32],
+    before_cell: NDArray[np.int64],
     counts: NDArray[np.uint16],
+    router: NDArray[np.int64],
 ) -> int:
-    """Count the expert ids of rows `begin … end` into their cells.
+    """Count the expert ids of rows `begin … end` into their cells, and sum up what goes with them.
 
     Args:
         gaps: uint8 or uint16 [k, L, T].
         relabelling: uint16 [L, E], popularity rank to expert.
         skipped_layers: bool [L]; layers that a gate has taken out for this batch.
+        planes: what else the router told.
         begin, end: rows.
         cell_of_row: int32 [T]; −1 is skipped.
+        before_cell: int64 [cells]; row of the batch that a cell's first row makes a pair with.
         counts: out, uint16 [cells, L, E]; added to.
+        router: out, int64 [cells, L, ROUTER_SUMS]; added to. Without cells: not wanted.
 
     Returns:
         Number of suspicious (row, layer) pairs: fewer than k distinct ids, or an id ≥ E. They
@@ -49,22 +65,47 @@ def count_rows(
     experts = relabelling.shape[1]
     # 16 bits are enough: a valid batch has no rank above MAX_EXPERTS.
     ranks = np.empty((top_k, BLOCK), np.uint16)
+    scratch = np.empty(top_k, np.uint16)
     bad = np.empty(BLOCK, np.uint8)
     even = np.zeros(experts, np.uint16)
     odd = np.zeros(experts, np.uint16)
     words = np.empty(BLOCK, np.uint64)
+    shared = np.empty(BLOCK, np.uint16)
+    paired = np.ones(BLOCK, np.uint16)
+    switched = np.zeros(BLOCK, np.uint16)
+    entropies = np.empty(BLOCK, np.int64)
+    margins = np.empty(BLOCK, np.int64)
+    ranked = len(planes.top1) > 0
     sums = np.empty(WORD, np.uint64)
+    with_router = len(router) > 0
     suspicious = 0
     for layer in range(layers):
         table = relabelling[layer]
         for block in range(begin, end, BLOCK):
             width = min(BLOCK, end - block)
-            any_bad = _ranks_of_block(gaps, layer, block, width, experts, ranks, bad)
+            any_bad = ranks_of_block(gaps, layer, block, width, experts, ranks, bad)
             if skipped_layers[layer]:
                 bad[:width] = 1
                 any_bad = True
             cells = cell_of_row[block : block + width]
-            has_words = False
+            has_words = with_router and experts <= WORD
+            if with_router:
+                if has_words:
+                    words_of_block(ranks, width, words)
+                    shared_words(words, width, shared)
+                else:
+                    shared_with_row_above(ranks, width, shared)
+                if ranked:
+                    top1 = planes.top1[layer, block : block + width]
+                    switches_of_block(top1, ranks, switched)
+                if any_bad:
+                    drop_pairs_of_bad_rows(bad, width, paired, shared, switched)
+                if len(planes.entropy) > 0:
+                    codes = planes.entropy[layer, block : block + width]
+                    scores_of_block(codes, planes.entropy_table, entropies)
+                if len(planes.margin) > 0:
+                    codes = planes.margin[layer, block : block + width]
+                    scores_of_block(codes, planes.margin_table, margins)
             i = 0
             while i < width:
                 cell = cells[i]
@@ -86,25 +127,50 @@ def count_rows(
                     _count_short_run(ranks, run, i, table, target)
                 elif experts <= WORD:
                     if not has_words:
-                        _words_of_block(ranks, width, words)
+                        words_of_block(ranks, width, words)
                         has_words = True
                     _add_words(words[run:i], sums)
                     for rank in range(experts):
                         target[table[rank]] += np.uint16(sums[rank])
                 else:
                     _count_long_run(ranks, run, i, table, even, odd, target)
+                if not with_router:
+                    continue
+                out = router[cell, layer]
+                first = block + run
+                before = before_cell[cell]
+                if first > begin and cell_of_row[first - 1] == cell:
+                    before = first - 1
+                if run > 0 and before == first - 1:
+                    begin_pairs = run
+                else:
+                    begin_pairs = run + 1
+                    if before >= 0 and not bad[run]:
+                        add_distant_pair(
+                            gaps, planes.top1, layer, experts, before, ranks, run, first, scratch,
+                            out,
+                        )  # fmt: skip
+                pairs = i - begin_pairs
+                if any_bad:
+                    pairs = 0
+                    for row in range(begin_pairs, i):
+                        pairs += paired[row]
+                overlap = 0
+                for row in range(begin_pairs, i):
+                    overlap += shared[row]
+                out[PAIRS] += pairs
+                out[OVERLAP] += overlap
+                if ranked:
+                    switches = 0
+                    for row in range(begin_pairs, i):
+                        switches += switched[row]
+                    out[RANKED_PAIRS] += pairs
+                    out[TOP1_SWITCHES] += switches
+                if len(planes.entropy) > 0:
+                    add_scores(entropies, bad, run, i, ENTROPY_ROWS, out)
+                if len(planes.margin) > 0:
+                    add_scores(margins, bad, run, i, MARGIN_ROWS, out)
     return suspicious
-
-
-@compiled
-def _words_of_block(ranks: NDArray[np.uint16], width: int, words: NDArray[np.uint64]) -> None:
-    """One word per row, with the bits of its ranks set; all ranks are below 64."""
-    out = words[:width]
-    out[:] = 0
-    for j in range(len(ranks)):
-        plane = ranks[j, :width]
-        for i in range(width):
-            out[i] |= np.uint64(1) << np.uint64(plane[i])
 
 
 @compiled
@@ -245,44 +311,6 @@ def _count_long_run(
         target[table[rank]] += even[rank] + odd[rank]
         even[rank] = 0
         odd[rank] = 0
-
-
-@compiled
-def _ranks_of_block(
-    gaps: NDArray[np.unsignedinteger[Any]],
-    layer: int,
-    block: int,
-    width: int,
-    experts: int,
-    ranks: NDArray[np.uint16],
-    bad: NDArray[np.uint8],
-) -> bool:
-    """Undo the gaps of a block, and mark its suspicious rows.
-
-    One simple operation per loop, over slices that start at 0: so each becomes vector code.
-    """
-    top_k = gaps.shape[0]
-    limit = np.uint16(experts)
-    marks = bad[:width]
-    marks[:] = 0
-    current = ranks[0, :width]
-    first = gaps[0, layer, block : block + width]
-    for i in range(width):
-        current[i] = first[i]
-    for j in range(1, top_k):
-        gap = gaps[j, layer, block : block + width]
-        before = ranks[j - 1, :width]
-        after = ranks[j, :width]
-        for i in range(width):
-            after[i] = before[i] + np.uint16(gap[i])
-        for i in range(width):
-            marks[i] |= np.uint8(gap[i] == 0)
-    last = ranks[top_k - 1, :width]
-    any_bad = np.uint8(0)
-    for i in range(width):
-        marks[i] |= np.uint8(last[i] >= limit)
-        any_bad |= marks[i]
-    return bool(any_bad != 0)
 
 
 @compiled

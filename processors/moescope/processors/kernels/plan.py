@@ -82,6 +82,7 @@ def plan(
     gap_limit: int,
     step_pane_size: int,
     offset: int,
+    batch: int,
     cell_of_row: NDArray[np.int32],
     cells: Records,
     closed: Records,
@@ -105,6 +106,7 @@ def plan(
         gap_limit: panes of the longest time window.
         step_pane_size: steps of a step pane, 0 when there are no step windows.
         offset: the record's offset.
+        batch: a number that no other batch of the lane has.
         cell_of_row: out, int32 [T]; −1 where a row is not counted, −2 where it is stale.
         cells, closed, pieces, ops: out buffers.
         n: out, int64 [COUNTERS]; `n[N_ROW]` is the row to go on with.
@@ -140,6 +142,9 @@ def plan(
                     slots, windows, specs, slot, flags[row], closed, pieces, ops, n
                 )  # fmt: skip
                 cell = -1
+            elif status[row] == CONTEXT:
+                state["row"] = row
+                state["batch"] = batch
             cell_of_row[row] = -1
             row += 1
             continue
@@ -163,6 +168,8 @@ def plan(
             # The common case: one more row of the cell at hand, in the middle of every window.
             state["last_position"] = place
             state["identical_run"] = 1
+            state["contiguous"] += 1
+            state["row"] = row
             out = cells[cell]
             out["seen"] += 1
             state["task_seen"] += 1
@@ -259,6 +266,10 @@ def plan(
             or state["task_minute"] != minute
         ):
             flush_task(slots, slot, 0, pieces, ops, n)
+        follows = place == state["last_position"] + 1
+        before_is_doubted = follows and state["identical_run"] >= IDENTICAL_ROWS
+        if not follows:
+            state["contiguous"] = 0
         if identical[row]:
             state["identical_run"] += length
             if state["identical_run"] >= IDENTICAL_ROWS:
@@ -272,6 +283,18 @@ def plan(
         out["slot"] = slot
         out["request_row"] = r
         out["phase"] = now_phase
+        out["row"] = row
+        out["before"] = NONE
+        if (
+            state["batch"] == batch
+            and position[state["row"]] == place - 1
+            and not before_is_doubted
+        ):
+            out["before"] = state["row"]
+        out["contiguous"] = state["contiguous"]
+        state["contiguous"] = state["contiguous"] + 1 if counted else 0
+        state["row"] = row
+        state["batch"] = batch
         out["seen"] = length
         out["first_time"] = time
         out["last_time"] = last_time[row]

@@ -21,9 +21,14 @@ SLOT = np.dtype(
         ("phase", "i8"),
         ("scene", "i8"),
         ("identical_run", "i8"),
+        ("contiguous", "i8"),
+        ("batch", "i8"),
+        ("row", "i8"),
         ("ended", "i8"),
         ("live", "i8"),
         ("request_hash", "u8"),
+        ("similarity_hash", "u8"),
+        ("ring", "i8"),
         ("task", "i8"),
         ("task_minute", "i8"),
         ("task_phase", "i8"),
@@ -35,7 +40,9 @@ SLOT = np.dtype(
         ("task_offset", "i8"),
     ]
 )
-"""One remembered request of a lane; `last_offset` is the record of its last accepted row."""
+"""One remembered request of a lane. `last_offset` is the record of its last accepted row;
+`contiguous` counts its last accepted rows at consecutive positions; `row` is its last accepted or
+context row in the batch whose number is `batch`."""
 
 WINDOW = np.dtype(
     [
@@ -68,8 +75,13 @@ CELL = np.dtype(
         ("seen", "i8"),
         ("first_time", "i8"),
         ("last_time", "i8"),
+        ("row", "i8"),
+        ("before", "i8"),
+        ("contiguous", "i8"),
     ]
 )
+"""`seen` rows of a batch from `row` on. `before` is the row of the batch that the first one makes a
+pair with (−1: none), `contiguous` the number of accepted rows just before it."""
 
 NO_PANE_BEFORE = 2**62
 """A gap in panes, steps or minutes: none was before."""

@@ -145,6 +145,7 @@ def forget(slots: Records, windows: Records, slot: int) -> None:
     state["last_step_pane"] = NO_TIME
     state["phase"] = NONE
     state["identical_run"] = 0
+    state["contiguous"] = 0
     state["ended"] = 0
     state["task_seen"] = 0
     state["last_task_minute"] = NO_TIME
@@ -171,6 +172,8 @@ def end_request(
     if slots[slot]["task_seen"] > 0 or last_of_task:
         flush_task(slots, slot, last_of_task, pieces, ops, n)
     forget(slots, windows, slot)
+    # Forgotten by time, a request's rows still make pairs: a context row would bring it back.
+    slots[slot]["batch"] = NONE
     slots[slot]["ended"] = 1
 
 

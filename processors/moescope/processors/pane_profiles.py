@@ -1,0 +1,193 @@
+"""What scope-all time panes carry beside counts: sampled positions, lags, request similarity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from moescope.core.batch import NO_START
+from moescope.core.clock import NO_TIME
+from moescope.core.router_sums import LAGS, LagSums, PositionCounts
+from moescope.core.vocabulary import Phase
+from moescope.processors.kernels.profiles import (
+    PLACE_OF_POSITION,
+    add_lags,
+    find_positions,
+    indices_at_positions,
+)
+from moescope.processors.kernels.records import NONE
+from moescope.processors.lags import NO_RING
+from moescope.processors.similarity import SimilarityPanes
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moescope.core.batch import Requests, Routes, Tokens
+    from moescope.core.emission import LaneKey
+    from moescope.processors.config import WindowConfig
+    from moescope.processors.kernels.records import Records
+    from moescope.processors.request_slots import RequestSlots
+
+PaneOfPhase = tuple[int, int]
+"""Number of a 1 s pane, and phase."""
+
+MOST_PENDING = 1 << 20
+"""Indices that wait to be counted."""
+
+
+def position_origins(requests: Requests) -> NDArray[np.int64]:
+    """Where each phase's sampled positions count from, int64 [R, phases]; `NO_START`: nowhere."""
+    origins = requests.phase_starts.astype(np.int64)
+    origins[:, Phase.PREFILL] = 0
+    origins[:, Phase.TRAIN] = np.maximum(origins[:, Phase.TRAIN], 0)
+    return np.maximum(origins, NO_START)
+
+
+class Chunk(NamedTuple):
+    """Planned rows of a batch.
+
+    Attributes:
+        tokens, routes, origins, skipped_layers, offset: of the batch.
+        begin, end: rows. cell_of_row: int32 [T]; cells: records [C]; counts: [C, L·E].
+    """
+
+    tokens: Tokens
+    routes: Routes
+    origins: NDArray[np.int64]
+    skipped_layers: NDArray[np.bool_]
+    offset: int
+    begin: int
+    end: int
+    cell_of_row: NDArray[np.int32]
+    cells: Records
+    counts: NDArray[np.unsignedinteger[Any]]
+
+
+class _Positions:
+    """Flat indices of one pane, counted now and then."""
+
+    def __init__(self) -> None:
+        self._waiting: list[NDArray[np.int64]] = []
+        self._size = 0
+        self._counted = PositionCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+    def add(self, indices: NDArray[np.int64]) -> None:
+        self._waiting.append(indices)
+        self._size += len(indices)
+        if self._size > MOST_PENDING:
+            self.counted()
+
+    def counted(self) -> PositionCounts:
+        if self._waiting:
+            index, count = np.unique(np.concatenate(self._waiting), return_counts=True)
+            fresh = PositionCounts(index, count.astype(np.int64))
+            self._counted = add_position_counts([self._counted, fresh])
+            self._waiting, self._size = [], 0
+        return self._counted
+
+
+def add_position_counts(parts: list[PositionCounts]) -> PositionCounts:
+    """Add sparse counts up."""
+    index, place = np.unique(np.concatenate([part.index for part in parts]), return_inverse=True)
+    count = np.zeros(len(index), np.int64)
+    np.add.at(count, place.reshape(-1), np.concatenate([part.count for part in parts]))
+    return PositionCounts(index, count)
+
+
+class PaneProfiles:
+    """Collects them between two commits, and keeps what they need from earlier rows.
+
+    Args:
+        key: the lane.
+        config: declared windows.
+        requests: the lane's remembered requests.
+        watermark: the partition's.
+    """
+
+    def __init__(
+        self, key: LaneKey, config: WindowConfig, requests: RequestSlots, watermark: int
+    ) -> None:
+        self._requests = requests
+        self._shape = (len(key.layers), key.experts)
+        self._top_k = key.top_k
+        self._positions: dict[PaneOfPhase, _Positions] = {}
+        self._lags: dict[PaneOfPhase, LagSums] = {}
+        self.similarity = SimilarityPanes(self._shape, key.top_k, config, watermark)
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the rows of a chunk."""
+        slots = self._requests.slots
+        of_cell = chunk.cells["slot"]
+        self._add_positions(chunk)
+        rings = slots["ring"][of_cell]
+        counted = chunk.cell_of_row[chunk.cells["row"]] != NONE
+        sampled = np.flatnonzero((rings != NO_RING) & counted & (chunk.cells["pane"] != NO_TIME))
+        if len(sampled):
+            self._add_lags(chunk, sampled, rings[sampled])
+        self.similarity.add(
+            chunk.cells, slots["similarity_hash"][of_cell], chunk.counts, chunk.offset
+        )
+
+    def _add_positions(self, chunk: Chunk) -> None:
+        tokens, routes = chunk.tokens, chunk.routes
+        rows, places = (np.empty(chunk.end - chunk.begin, np.int64) for _ in range(2))
+        found = find_positions(
+            chunk.begin, chunk.end, tokens.request, tokens.position, tokens.phase, chunk.origins,
+            chunk.cell_of_row, PLACE_OF_POSITION, rows, places,
+        )  # fmt: skip
+        if not found:
+            return
+        rows, places = rows[:found], places[:found]
+        cells = chunk.cells[chunk.cell_of_row[rows]]
+        panes = np.stack([cells["pane"], cells["phase"]], axis=1)
+        distinct, inverse = np.unique(panes, axis=0, return_inverse=True)
+        for index, (number, phase) in enumerate(distinct.tolist()):
+            if number == NO_TIME:
+                continue
+            here = inverse.reshape(-1) == index
+            out = np.empty(int(here.sum()) * self._shape[0] * self._top_k, np.int64)
+            size = indices_at_positions(
+                routes.gaps, routes.relabelling, chunk.skipped_layers, rows[here], places[here], out
+            )
+            if size:
+                self._positions.setdefault((number, phase), _Positions()).add(out[:size])
+
+    def _add_lags(self, chunk: Chunk, sampled: NDArray[np.int64], rings: NDArray[np.int64]) -> None:
+        cells = chunk.cells[sampled]
+        panes = np.stack([cells["pane"], cells["phase"]], axis=1)
+        distinct, inverse = np.unique(panes, axis=0, return_inverse=True)
+        shape = (len(distinct), self._shape[0], LAGS)
+        overlap, pairs = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        kept = self._requests.rings
+        add_lags(
+            chunk.routes.gaps, chunk.routes.relabelling, chunk.skipped_layers,
+            chunk.tokens.position, chunk.offset, chunk.cells, sampled, rings,
+            inverse.reshape(-1).astype(np.int64), kept.bits, kept.sound, kept.offsets, kept.kept,
+            kept.last, overlap, pairs,
+        )  # fmt: skip
+        for index, (number, phase) in enumerate(distinct.tolist()):
+            if pairs[index].any():
+                sums = LagSums(overlap[index], pairs[index])
+                held = self._lags.get((number, phase))
+                self._lags[number, phase] = sums if held is None else add_lag_sums([held, sums])
+
+    def take(self, number: int, phase: int) -> tuple[PositionCounts | None, LagSums | None]:
+        """Positions and lags of a pane since the last call."""
+        positions = self._positions.pop((number, phase), None)
+        counted = None if positions is None else positions.counted()
+        return counted, self._lags.pop((number, phase), None)
+
+    def discard(self) -> None:
+        """Throw away what would be handed out: it was, before a restart."""
+        self._positions.clear()
+        self._lags.clear()
+        list(self.similarity.closed())
+
+
+def add_lag_sums(parts: list[LagSums]) -> LagSums:
+    """Add lag overlaps up."""
+    return LagSums(
+        np.sum([part.overlap for part in parts], axis=0),
+        np.sum([part.pairs for part in parts], axis=0),
+    )
