@@ -68,8 +68,6 @@ def show(
 
     Example: moescope alert show 3f2a
     """
-    import shlex
-
     from moescope.console.alert_rows import alert_document
     from moescope.console.reading import Reader, scope_words, window_words
     from moescope.console.times import shown
@@ -117,8 +115,10 @@ def show(
         ],
     )  # fmt: skip
     if document["window_sql"]:
-        # Names in it come from producers, and the line is there to be pasted into a shell.
-        print(f"\nIts worst window:\nmoescope sql {shlex.quote(printable(document['window_sql']))}")
+        # Names in it come from producers, and it is there to be pasted into a shell: on one line
+        # in a quoted here-document nothing in them is obeyed.
+        query = printable(document["window_sql"])
+        print(f"\nIts worst window:\nmoescope sql - <<'SQL'\n{query}\nSQL")
 
 
 @app.command("test")
