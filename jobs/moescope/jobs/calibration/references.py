@@ -135,23 +135,40 @@ def cross_fitted_shifts(
     A window's reference is made without the folds that it touches, so that it is never compared
     with itself. NaN where that leaves nothing of one of its scenes.
     """
-    layers, experts = windows.counts.shape[1:]
-    shape = (len(windows), layers)
+    shape = windows.counts.shape[:2]
     routing, mix = np.full(shape, np.nan), np.full(shape, np.nan)
     masks = folds_touched(windows, block_us)
-    chunk = max(_CHUNK_ENTRIES // (layers * experts), 1)
     for mask in np.unique(masks).tolist():
         others = reference.without(mask)
-        if others is None:
-            continue
-        loads = baseline_loads(others)
-        members = np.flatnonzero(masks == mask)
-        place, q = distinct_mixes(
-            loads, [windows.scene_tokens[window] for window in members.tolist()]
-        )
-        known, place = members[place != UNKNOWN_MIX], place[place != UNKNOWN_MIX]
-        mix[known] = mix_shift(loads, q)[place]
-        for begin in range(0, len(known), chunk):
-            some = slice(begin, begin + chunk)
-            routing[known[some]] = routing_shift(windows.counts[known[some]], q[place[some]])
+        if others is not None:
+            members = np.flatnonzero(masks == mask)
+            routing[members], mix[members] = _shifts(windows, members, others)
     return {"routing_shift": routing, "mix_shift": mix}
+
+
+def shifts_from(
+    windows: BaselineWindows, reference: BaselineReference
+) -> dict[str, NDArray[np.float64]]:
+    """The same against one reference for all windows, as window closing measures them."""
+    routing, mix = _shifts(windows, np.arange(len(windows)), reference)
+    return {"routing_shift": routing, "mix_shift": mix}
+
+
+def _shifts(
+    windows: BaselineWindows, members: NDArray[np.int64], reference: BaselineReference
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Routing and mix shift of some windows, float64 [members, L] each."""
+    layers, experts = windows.counts.shape[1:]
+    shape = (len(members), layers)
+    routing, mix = np.full(shape, np.nan), np.full(shape, np.nan)
+    loads = baseline_loads(reference)
+    mixes = distinct_mixes(loads, [windows.scene_tokens[window] for window in members.tolist()])
+    known = np.flatnonzero(mixes.place != UNKNOWN_MIX)
+    place = mixes.place[known]
+    chunk = max(_CHUNK_ENTRIES // (layers * experts), 1)
+    mix[known] = mix_shift(loads, mixes.q)[place]
+    for begin in range(0, len(known), chunk):
+        some = slice(begin, begin + chunk)
+        counts = windows.counts[members[known[some]]]
+        routing[known[some]] = routing_shift(counts, mixes.q[place[some]])
+    return routing, mix

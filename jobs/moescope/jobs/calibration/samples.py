@@ -14,9 +14,9 @@ from moescope.jobs.calibration.references import (
     FoldedReference,
     cross_fitted_shifts,
     fold_reference,
+    shifts_from,
 )
 from moescope.jobs.calibration.sample import Sample, sampling_units
-from moescope.processors.metrics import mix_shift, routing_shift, scene_mix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,11 +96,7 @@ def shifted_by(sample: Sample, references: Mapping[str, BaselineReference]) -> S
     reference = references.get(sample.windows.phase)
     if reference is None:
         return replace(sample, values=sample.windows.values)
-    q = scene_mix(reference, sample.windows.scene_tokens)
-    shifts = {
-        "routing_shift": routing_shift(sample.windows.counts, q),
-        "mix_shift": mix_shift(reference, q),
-    }
+    shifts = shifts_from(sample.windows, reference)
     return replace(sample, values={**sample.windows.values, **shifts})
 
 
