@@ -11,13 +11,12 @@ from support.small_fleet import SMALL_MODEL, SMALL_ROUTER
 
 from moescope.core.clock import SystemClock
 from moescope.producers.simulator import TrafficSpec, scenario_named, simulate
-from moescope.producers.simulator.incidents import HotExpert
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SECOND_US = 1_000_000
-HEALTHY_S, HOT_S = 600, 180
+HEALTHY_S, ILL_S = 600, 120
 TRAFFIC = TrafficSpec(
     tasks_per_second=1.0, prompt_median=170, prompt_max=300, output_median=20, output_max=60
 )
@@ -28,7 +27,6 @@ SETTINGS = {
     "MOESCOPE_WINDOWS_TIME": "5",
     "MOESCOPE_ALERTS_BUDGET": "1000",
 }
-HOT_LAYER = SMALL_MODEL.layers[1]
 
 
 def told(*words: str | Path, data: Path, expect: int = 0) -> Any:  # noqa: ANN401 (JSON)
@@ -39,23 +37,27 @@ def told(*words: str | Path, data: Path, expect: int = 0) -> Any:  # noqa: ANN40
     return json.loads(outcome.stdout)
 
 
-def play(data: Path, prefix: str, start_us: int, *, hot: bool) -> None:
-    """Simulate a small fleet, healthy or with a hot expert in its second half, and roll it up."""
-    planted = (HotExpert(name="hot_expert", layers=(HOT_LAYER,), expert=3, bias=6.0),) * hot
-    healthy = scenario_named("healthy")
+def now_us() -> int:
+    """The wall clock, in whole seconds."""
+    return SystemClock().now_us() // SECOND_US * SECOND_US
+
+
+def play(data: Path, prefix: str, start_us: int, *, router: int, duration_s: int) -> str:
+    """Simulate a small fleet and roll it up; another router goes by the same revision."""
     scenario = replace(
-        healthy, model=SMALL_MODEL, router=SMALL_ROUTER, traffic=TRAFFIC, incidents=planted
+        scenario_named("healthy"), model=SMALL_MODEL, router=SMALL_ROUTER, traffic=TRAFFIC
     )
     simulate(
         scenario,
         data / "log",
-        seed=int(hot),
-        duration_s=HOT_S if hot else HEALTHY_S,
+        seed=router,
+        duration_s=duration_s,
         nodes=1,
         start_us=start_us,
         node_prefix=prefix,
     )
-    told("run", "all", "--until-idle", data=data)
+    words = ("run", "all", "--until-idle", "--data", data)
+    return moescope(*words, folder=data.parent, variables=SETTINGS).stderr
 
 
 def at(time_us: int) -> str:
@@ -64,13 +66,17 @@ def at(time_us: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A healthy stretch, thresholds made from it and in force, then a stretch with a hot expert."""
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A healthy stretch, thresholds made from it and in force, then another router unannounced.
+
+    The data directory, the version, and what the owner noted about the second stretch. That one
+    begins now, so that what fires is not history.
+    """
     data = tmp_path_factory.mktemp("thresholds") / "data"
     (data / "log").mkdir(parents=True)
-    begin_us = SystemClock().now_us() // SECOND_US * SECOND_US - 1_800 * SECOND_US
+    begin_us = now_us() - (HEALTHY_S + 300) * SECOND_US
     end_us = begin_us + HEALTHY_S * SECOND_US
-    play(data, "well", begin_us, hot=False)
+    play(data, "well", begin_us, router=0, duration_s=HEALTHY_S)
     refused = moescope(
         "threshold", "calibrate", "--yes", "--data", data, folder=data.parent, expect=2
     )
@@ -80,13 +86,12 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     made = told("threshold", "calibrate", "--yes", data=data)
     (version,) = [each["version"] for each in made["made"]]
     told("threshold", "activate", version, "--yes", "--reason", "seen", data=data)
-    play(data, "ill", end_us + 120 * SECOND_US, hot=True)
-    return data, version
+    return data, version, play(data, "ill", now_us(), router=1, duration_s=ILL_S)
 
 
-def test_a_planted_fault_is_judged_and_paged(calibrated: tuple[Path, str]) -> None:
-    """From a baseline to levels, exceedances, and an alert that names the layer at fault."""
-    data, version = calibrated
+def test_a_planted_fault_is_judged_and_paged(calibrated: tuple[Path, str, str]) -> None:
+    """From a baseline to levels, exceedances, an alert with its metric, and a notification."""
+    data, version, noted = calibrated
     levels = query(
         data,
         "SELECT node LIKE 'ill%' AS ill, level, count(*) AS n FROM windows"
@@ -96,16 +101,21 @@ def test_a_planted_fault_is_judged_and_paged(calibrated: tuple[Path, str]) -> No
     assert {row["level"] for row in levels if row["ill"]} >= {"healthy", "red"}
     assert query(data, "SELECT count(*) AS n FROM exceedances WHERE value > 0")[0]["n"] > 0
     alerts = told("alert", "list", data=data)
-    assert HOT_LAYER in {alert["worst_layer"] for alert in alerts}
+    assert ("routing", "routing_shift") in {(a["family"], a["worst_metric"]) for a in alerts}
     assert {alert["version"] for alert in alerts} == {version}
     shown = told("alert", "show", alerts[0]["alert"], data=data)
     assert "firing" in {event["state"] for event in shown["events"]}
     assert query(data, shown["window_sql"])[0]["level"] == "red"
+    sent = query(data, "SELECT alert, delivered_at IS NOT NULL AS delivered FROM outbox")
+    assert sent
+    assert all(row["delivered"] for row in sent)
+    for row in sent:
+        assert f"alert {row['alert']} firing: " in noted
 
 
-def test_versions_are_listed_compared_and_taken_back(calibrated: tuple[Path, str]) -> None:
+def test_versions_are_listed_compared_and_taken_back(calibrated: tuple[Path, str, str]) -> None:
     """What judges is visible, a second calibration can be compared, and a rollback ends judging."""
-    data, version = calibrated
+    data, version, _ = calibrated
     (listed,) = told("threshold", "list", data=data)
     assert (listed["version"], listed["status"], listed["baseline"]) == (
         version,
@@ -125,9 +135,9 @@ def test_versions_are_listed_compared_and_taken_back(calibrated: tuple[Path, str
     assert states[second] == "draft"
 
 
-def test_a_report_says_what_a_version_rests_on(calibrated: tuple[Path, str]) -> None:
+def test_a_report_says_what_a_version_rests_on(calibrated: tuple[Path, str, str]) -> None:
     """The page and its twin lie where the command says."""
-    data, version = calibrated
+    data, version, _ = calibrated
     written = told("report", "calibration", version, "--out", data.parent / "out", data=data)
     assert version in (data.parent / "out" / f"calibration-{version}.html").read_text()
     assert json.loads((data.parent / "out" / f"calibration-{version}.json").read_text())
