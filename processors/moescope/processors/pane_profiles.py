@@ -140,12 +140,11 @@ class PaneProfiles:
             return
         rows, places = rows[:found], places[:found]
         cells = chunk.cells[chunk.cell_of_row[rows]]
-        panes = np.stack([cells["pane"], cells["phase"]], axis=1)
-        distinct, inverse = np.unique(panes, axis=0, return_inverse=True)
-        for index, (number, phase) in enumerate(distinct.tolist()):
-            if number == NO_TIME:
-                continue
-            here = inverse.reshape(-1) == index
+        timed = cells["pane"] != NO_TIME
+        rows, places = rows[timed], places[timed]
+        panes, pane_of_row = _panes_of(cells[timed])
+        for index, (number, phase) in enumerate(panes):
+            here = pane_of_row == index
             out = np.empty(int(here.sum()) * self._shape[0] * self._top_k, np.int64)
             size = indices_at_positions(
                 routes.gaps, routes.relabelling, chunk.skipped_layers, rows[here], places[here], out
@@ -154,19 +153,17 @@ class PaneProfiles:
                 self._positions.setdefault((number, phase), _Positions()).add(out[:size])
 
     def _add_lags(self, chunk: Chunk, sampled: NDArray[np.int64], rings: NDArray[np.int64]) -> None:
-        cells = chunk.cells[sampled]
-        panes = np.stack([cells["pane"], cells["phase"]], axis=1)
-        distinct, inverse = np.unique(panes, axis=0, return_inverse=True)
-        shape = (len(distinct), self._shape[0], LAGS)
+        panes, pane_of_cell = _panes_of(chunk.cells[sampled])
+        shape = (len(panes), self._shape[0], LAGS)
         overlap, pairs = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         kept = self._requests.rings
         add_lags(
             chunk.routes.gaps, chunk.routes.relabelling, chunk.skipped_layers,
             chunk.tokens.position, chunk.offset, chunk.cells, sampled, rings,
-            inverse.reshape(-1).astype(np.int64), kept.bits, kept.sound, kept.offsets, kept.kept,
+            pane_of_cell, kept.bits, kept.sound, kept.offsets, kept.kept,
             kept.last, overlap, pairs,
         )  # fmt: skip
-        for index, (number, phase) in enumerate(distinct.tolist()):
+        for index, (number, phase) in enumerate(panes):
             if pairs[index].any():
                 sums = LagSums(overlap[index], pairs[index])
                 held = self._lags.get((number, phase))
@@ -183,6 +180,13 @@ class PaneProfiles:
         self._positions.clear()
         self._lags.clear()
         list(self.similarity.closed())
+
+
+def _panes_of(cells: Records) -> tuple[list[PaneOfPhase], NDArray[np.int64]]:
+    """Distinct panes of timed cells, and which of them each cell is in."""
+    codes, place = np.unique(cells["pane"] * len(Phase) + cells["phase"], return_inverse=True)
+    panes = [divmod(code, len(Phase)) for code in codes.tolist()]
+    return panes, place.reshape(-1).astype(np.int64)
 
 
 def add_lag_sums(parts: list[LagSums]) -> LagSums:
