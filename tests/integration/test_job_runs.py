@@ -48,7 +48,7 @@ class Work:
                 raise self.raises[name]
             return JobResult(detail={"windows": 7})
 
-        return Job(name=name, what="Notes.", when=str(daily), daily=daily, run=run)
+        return Job(name=name, what="Notes.", when=str(daily), schedule=daily, run=run)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_a_missed_time_is_caught_up_when_the_owner_starts(tmp_path: Path) -> Non
         begun.set()
         return JobResult()
 
-    job = Job(name="a", what="Notes.", when=str(daily), daily=daily, run=run)
+    job = Job(name="a", what="Notes.", when=str(daily), schedule=daily, run=run)
     with Store(tmp_path / "s.duckdb", share_finisher, SHAPES, clock=clock) as store:
         runner = runner_of(store, clock, tmp_path, job)
         fresh = Scheduler(runner, clock, pytest.fail)

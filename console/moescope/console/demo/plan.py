@@ -46,7 +46,7 @@ class Recording:
     name: str
     first_us: int
     blocks: int
-    schedule: str
+    phases: tuple[str, ...]
     twin: str
     requests: int
     tokens: int
@@ -117,7 +117,7 @@ def read_recordings(folder: Path) -> dict[str, Recording]:
                 name=name,
                 first_us=int(entry["first_event_us"]) // block_us * block_us,
                 blocks=int(entry["blocks"]),
-                schedule=str(entry["schedule"]),
+                phases=tuple(entry["phases"]),
                 twin=str(entry["healthy_twin"] or ""),
                 requests=int(entry["requests"]),
                 tokens=int(entry["tokens"]),
@@ -186,9 +186,9 @@ class _HeldOut:
         self._played = {recording.name: 0 for recording in recordings}
 
     def take(self, incident: Recording, blocks: int, now_us: int) -> Iterator[Playing]:
-        """Minutes of health on the incident's schedule, as long as there are any."""
+        """Minutes of health in the incident's phases, as long as there are any."""
         for recording in self._recordings:
-            if recording.schedule == incident.schedule and self._left(recording):
+            if recording.phases == incident.phases and self._left(recording):
                 yield self._part(recording, min(blocks, self._left(recording)), now_us)
                 return
 

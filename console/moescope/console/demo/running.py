@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.changes import CreateBaseline, Order
 from moescope.console.demo.feeding import BackgroundWork, Fleet, Recorded
-from moescope.console.demo.incidents import Stretch, recorded_stretches, simulated_stretches
+from moescope.console.demo.incidents import recorded_stretches, simulated_stretches
 from moescope.console.demo.plan import (
     RECORDINGS_START_US,
     SECOND_US,
@@ -123,10 +123,10 @@ def run_demo(
         calibrated = stages.health()
         processed = stages.incidents()
         stretches = [*recorded_stretches(played), *simulated_stretches(root / LABELS_FILE)]
-        reported = stages.look(stretches)
+        reported = stages.look()
         with owner.parts.store.cursor() as cursor:
             found = tuple(outcomes(cursor, stretches))
-            facts = read_facts(cursor, stretches)
+            facts = read_facts(cursor, stretches, settings)
         simulated = asdict(fleet.wait())
     return DemoResult(
         seconds=time.monotonic() - began,
@@ -185,9 +185,8 @@ class _Stages:
         self._process(feed)
         return self._owner.pipeline.totals
 
-    def look(self, stretches: list[Stretch]) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         """Detectors, and the calibration report."""
-        del stretches
         return {
             name: self._job(name, "The demo has played everything.")
             for name in ("patterns", "report")
@@ -243,5 +242,3 @@ def recordings_here() -> Path | None:
             return folder
     note("no recordings beside this installation: the demo plays the simulated fleet only")
     return None
-
-

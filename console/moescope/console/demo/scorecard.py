@@ -238,7 +238,9 @@ def _uncovered(cursor: duckdb.DuckDBPyConnection, stretch: Stretch, span: dict[s
     return max(0, seconds - int(row["seconds"])) + int(low)
 
 
-def _rows(cursor: duckdb.DuckDBPyConnection, query: str, **parameters: Any) -> list[dict[str, Any]]:
+def _rows(
+    cursor: duckdb.DuckDBPyConnection, query: str, **parameters: object
+) -> list[dict[str, Any]]:
     answer = cursor.execute(query, parameters)
     names = [column[0] for column in answer.description or ()]
     return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]

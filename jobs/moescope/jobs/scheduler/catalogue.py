@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.jobs.scheduler.job import Job, JobContext, JobResult
-from moescope.jobs.scheduler.schedule import Daily
+from moescope.jobs.scheduler.schedule import Daily, Every
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,9 @@ _DELIVER_SQL: Final = """
 """
 
 
+PATTERNS_EVERY: Final = Every(60)
+
+
 def declared_jobs(settings: Mapping[str, Any] | Any) -> tuple[Job, ...]:  # noqa: ANN401
     """The jobs, with the times that the settings give them."""
     calibrate_at, report_at, retention_at = (
@@ -34,21 +37,28 @@ def declared_jobs(settings: Mapping[str, Any] | Any) -> tuple[Job, ...]:  # noqa
             what="Makes new thresholds from the baseline that the settings name, and lets them"
             " judge when they differ little from those in force.",
             when=str(calibrate_at),
-            daily=calibrate_at,
+            schedule=calibrate_at,
             run=_calibrate,
         ),
         Job(
             name="report",
             what="Writes the calibration report of the newest thresholds of each model.",
             when=str(report_at),
-            daily=report_at,
+            schedule=report_at,
             run=_report,
+        ),
+        Job(
+            name="patterns",
+            what="Names what the windows since its last run look like.",
+            when=str(PATTERNS_EVERY),
+            schedule=PATTERNS_EVERY,
+            run=_patterns,
         ),
         Job(
             name="retention",
             what="Removes rows that are older than the settings say.",
             when=str(retention_at),
-            daily=retention_at,
+            schedule=retention_at,
             run=_retention,
         ),
         Job(
@@ -82,6 +92,12 @@ def _report(context: JobContext) -> JobResult:
     from moescope.jobs.scheduler.reporting import report_newest  # noqa: PLC0415 (heavy)
 
     return report_newest(context)
+
+
+def _patterns(context: JobContext) -> JobResult:
+    from moescope.jobs.scheduler.detecting import detect_patterns  # noqa: PLC0415 (heavy)
+
+    return detect_patterns(context)
 
 
 def _retention(context: JobContext) -> JobResult:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from moescope.core.clock import Clock
     from moescope.core.settings import Settings
-    from moescope.jobs.scheduler.schedule import Daily
+    from moescope.jobs.scheduler.schedule import Schedule
     from moescope.storage.export import Exporter
     from moescope.storage.store import Store
 
@@ -84,7 +84,7 @@ class Job:
         name: As typed.
         what: What it does, in one sentence.
         when: In words.
-        daily: Its schedule; None: it is no run of its own (part of commits, or a thread).
+        schedule: Its times; None: it is no run of its own (part of commits, or a thread).
         run: One run; None where a person cannot start one.
         status_sql: One row on what it last did, for jobs without runs of their own; or empty.
     """
@@ -92,6 +92,6 @@ class Job:
     name: str
     what: str
     when: str
-    daily: Daily | None = None
+    schedule: Schedule | None = None
     run: Callable[[JobContext], JobResult] | None = None
     status_sql: str = ""

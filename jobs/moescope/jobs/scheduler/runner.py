@@ -39,10 +39,10 @@ class JobRunner:
     def run_due(self, name: str) -> RunState | None:
         """Run a job for its newest planned time; None when that was done, or it is paused."""
         job = self.jobs[name]
-        if job.daily is None:
+        if job.schedule is None:
             raise InputError(f"The job {name} has no schedule.")
         with self._running:
-            due_us = job.daily.latest(self._context.clock.now_us())
+            due_us = job.schedule.latest(self._context.clock.now_us())
             run = self.ledger.begin_scheduled(name, due_us)
             return None if run is None else self._run(job, run)[0]
 
@@ -79,7 +79,7 @@ class JobRunner:
         Raises:
             InputError: There is no such job, or it has no schedule.
         """
-        if self.known(name).daily is None:
+        if self.known(name).schedule is None:
             raise InputError(
                 f"The job {name} has no schedule to pause.",
                 why=f"It runs {self.jobs[name].when}.",

@@ -1,4 +1,4 @@
-"""When a job runs: once a day at a time of day, UTC."""
+"""When a job runs: once a day at a time of day (UTC), or at a fixed interval."""
 
 from __future__ import annotations
 
@@ -31,6 +31,34 @@ class Daily:
         offset = self.hour * HOUR_US + self.minute * MINUTE_US
         return (now_us - offset) // DAY_US * DAY_US + offset
 
+    @property
+    def interval_us(self) -> int:
+        """Time between two planned times, in µs."""
+        return DAY_US
+
     def __str__(self) -> str:
         """In words."""
         return f"daily at {self.hour:02}:{self.minute:02} UTC"
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """At each multiple of an interval since the epoch."""
+
+    seconds: int
+
+    def latest(self, now_us: int) -> int:
+        """As `Daily.latest`."""
+        return now_us // self.interval_us * self.interval_us
+
+    @property
+    def interval_us(self) -> int:
+        """Time between two planned times, in µs."""
+        return self.seconds * 1_000_000
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"every {self.seconds} s"
+
+
+Schedule = Daily | Every

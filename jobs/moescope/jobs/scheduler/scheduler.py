@@ -10,15 +10,19 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.jobstores.memory import MemoryJobStore
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.cron import CronTrigger
+from apscheduler.triggers.interval import IntervalTrigger
 
-from moescope.jobs.scheduler.schedule import DAY_US
+from moescope.jobs.scheduler.schedule import DAY_US, Daily
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from apscheduler.triggers.base import BaseTrigger
+
     from moescope.core.clock import Clock
     from moescope.jobs.scheduler.job import Job
     from moescope.jobs.scheduler.runner import JobRunner
+    from moescope.jobs.scheduler.schedule import Schedule
 
 MISFIRE_GRACE_SECONDS: Final = DAY_US // 2_000_000
 """Half of an interval: a machine that slept through the planned time still runs the job."""
@@ -60,13 +64,13 @@ class Scheduler:
         for name in self._runner.ledger.abandon_runs_of_dead_owners():
             self._log(f"job {name}: its last run was abandoned, since its owner ended")
         for job in self._runner.jobs.values():
-            if job.daily is not None:
+            if job.schedule is not None:
                 at_once: dict[str, Any] = (
                     {"next_run_time": datetime.now(UTC)} if self.is_missed(job) else {}
                 )
                 self._scheduler.add_job(
                     self._fire,
-                    CronTrigger(hour=job.daily.hour, minute=job.daily.minute, timezone=UTC),
+                    _trigger(job.schedule),
                     args=[job.name],
                     id=job.name,
                     **at_once,
@@ -76,10 +80,10 @@ class Scheduler:
     def is_missed(self, job: Job) -> bool:
         """Whether the newest planned time passed without an owner, not too long ago."""
         last_us = self._runner.ledger.last_scheduled_us(job.name)
-        if job.daily is None or last_us is None:
+        if job.schedule is None or last_us is None:
             return False
         now_us = self._clock.now_us()
-        due_us = job.daily.latest(now_us)
+        due_us = job.schedule.latest(now_us)
         return last_us < due_us and now_us - due_us <= MISFIRE_GRACE_SECONDS * 1_000_000
 
     def close(self) -> None:
@@ -95,3 +99,9 @@ class Scheduler:
             self._runner.run_due(name)
         except Exception as error:  # noqa: BLE001 (a fenced or full store: the next time tries again)
             self._log(f"job {name} could not be run: {error}")
+
+
+def _trigger(schedule: Schedule) -> BaseTrigger:
+    if isinstance(schedule, Daily):
+        return CronTrigger(hour=schedule.hour, minute=schedule.minute, timezone=UTC)
+    return IntervalTrigger(seconds=schedule.seconds, timezone=UTC)

@@ -1,0 +1,169 @@
+"""The demo's screen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from moescope.console.demo.incidents import TINY_MOE
+from moescope.console.demo.scorecard import WINDOW_KINDS
+from moescope.console.demo.verdicts import AS_EXPECTED, verdict
+from moescope.console.output import print_pairs, print_table
+
+if TYPE_CHECKING:
+    from moescope.console.demo.running import DemoResult
+    from moescope.console.demo.scorecard import Outcome, Shown
+
+_KIND_NAMES = ("token 128", "5 s", "60 s")
+
+
+def print_report(result: DemoResult) -> None:
+    """Print the totals, the scorecard, false alarms, and where to go on."""
+    _totals(result)
+    recorded = [each for each in result.outcomes if each.stretch.model == TINY_MOE]
+    incidents = [each for each in recorded if not each.stretch.held_out]
+    if incidents:
+        print(
+            "\nReal routing of a small trained model: each incident, played for as many minutes."
+            "\nRed: share of windows past a red line in at least half of the layers. Named: minutes"
+            "\nin which the expected pattern was named. Page: seconds of event time to the first.\n"
+        )
+        _scorecard(incidents)
+        _paired(result)
+    _health(recorded, result)
+    simulated = [each for each in result.outcomes if each.stretch.model != TINY_MOE]
+    print("\nA simulated fleet: incidents planted on some nodes, or on all.\n")
+    _scorecard(simulated)
+    unexpected = [each for each in result.outcomes if verdict(each) != AS_EXPECTED]
+    print(
+        f"\n{len(result.outcomes) - len(unexpected)} of {len(result.outcomes)} stretches came out"
+        " as expected; the others are shown as they are."
+    )
+    print(f"\nCalibration report: {', '.join(_report_files(result)) or 'none'}")
+    print(
+        "Go on: .venv/bin/moescope alert list --data "
+        f"{result.data}; .venv/bin/moescope pattern list --data {result.data}"
+    )
+
+
+def as_document(result: DemoResult) -> dict[str, Any]:
+    """Everything as JSON values; the scorecard with its verdicts."""
+    document = asdict(result)
+    document["outcomes"] = [
+        {
+            **asdict(outcome),
+            "verdict": verdict(outcome),
+            "named": outcome.named,
+            "false_names": outcome.false_names,
+        }
+        for outcome in result.outcomes
+    ]
+    return document
+
+
+def _totals(result: DemoResult) -> None:
+    facts = result.facts
+    simulated = result.simulated
+    replayed = result.replayed
+    print("\nTotals\n")
+    print_pairs(
+        {
+            **(
+                {}
+                if replayed is None
+                else {
+                    "recorded tokens played": replayed["rows"],
+                    "recorded assignments": replayed["assignments"],
+                    "recorded bytes on the wire": replayed["wire_bytes"],
+                }
+            ),
+            "simulated nodes": len(simulated["nodes"]),
+            "simulated requests": simulated["requests"],
+            "simulated tokens": simulated["tokens"],
+            "simulated assignments": simulated["assignments"],
+            "simulated bytes on the wire": (
+                f"{simulated['wire_bytes']:,} (JSON lines: about "
+                f"{simulated['jsonl_equivalent_bytes'] / max(simulated['wire_bytes'], 1):.0f} x)"
+            ),
+            "event time": f"{facts.event_minutes:,} min",
+            "wall clock": f"{result.seconds:.0f} s",
+            "dead letters": result.processed["dead_letters"],
+            "window rows": facts.window_rows,
+            "threshold lines": facts.lines,
+        }
+    )
+    print("\nThresholds, calibrated from the healthy part by the job `calibrate`:\n")
+    print_table(
+        ("version", "model", "windows", "units", "lines", "firm", "provisional"),
+        [tuple(row.values()) for row in facts.thresholds],
+    )
+
+
+def _scorecard(found: list[Outcome]) -> None:
+    print_table(
+        (
+            "incident", "min", *(f"red {name}" for name in _KIND_NAMES), "mostly", "expected",
+            "named", "delay s", "page", "verdict",
+        ),
+        [_row(outcome) for outcome in found],
+    )  # fmt: skip
+
+
+def _row(outcome: Outcome) -> tuple[Any, ...]:
+    shown = [outcome.shown[f"{kind}:{size}"] for kind, size in WINDOW_KINDS]
+    delays = [each.delay_s for each in shown if each.delay_s is not None]
+    expected = outcome.stretch.expected
+    named = "" if not expected.pattern or expected.paired else f"{outcome.named}"
+    if expected.coverage:
+        named = f"{outcome.uncovered_s} s unseen"
+    return (
+        outcome.stretch.name,
+        outcome.stretch.blocks,
+        *(_percent(each) for each in shown),
+        max(shown, key=lambda each: each.red).metric,
+        expected.pattern or ("coverage" if expected.coverage else _or_red(outcome)),
+        named,
+        f"{min(delays):.0f}" if delays else "",
+        "" if outcome.page_delay_s is None else f"{outcome.page_delay_s:.0f}",
+        verdict(outcome),
+    )
+
+
+def _or_red(outcome: Outcome) -> str:
+    expected = outcome.stretch.expected
+    return "red windows" if expected.token or expected.time else "nothing"
+
+
+def _percent(shown: Shown) -> str:
+    return f"{100 * shown.red / shown.windows:.0f} %" if shown.windows else "-"
+
+
+def _paired(result: DemoResult) -> None:
+    pull = result.facts.few_shot
+    if pull is None:
+        return
+    print(
+        f"\nPaired, {pull['questions']} questions with and without examples (few_shot_pull):"
+        f" similarity {pull['with']:.3f} with, {pull['without']:.3f} without;"
+        f" {pull['layers']} of {pull['of_layers']} layers with p <= 1 %:"
+        f" {'pulled' if pull['pulled'] else 'not shown'}."
+    )
+
+
+def _health(recorded: list[Outcome], result: DemoResult) -> None:
+    held_out = [each for each in recorded if each.stretch.held_out]
+    if held_out:
+        minutes = sum(each.stretch.blocks for each in held_out)
+        pages = sum(len(each.pages) for each in held_out)
+        print(f"\nHeld-out health: {minutes} min, {pages} pages. Pointwise false alarms of the red")
+        print("lines (nominal 1 %), and the band that health alone would give, the lines' own")
+        print("error included (two-sample cluster bootstrap, 95 %):\n")
+        print_table(
+            ("windows", "metric", "layer windows", "units", "rate", "band", "inside"),
+            [tuple(row.values()) for row in result.facts.held_out],
+        )
+
+
+def _report_files(result: DemoResult) -> list[str]:
+    reports = result.reported.get("report", {}).get("written", ())
+    return [str(report) for report in reports]

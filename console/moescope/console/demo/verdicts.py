@@ -1,0 +1,55 @@
+"""What came of an incident, against what was expected of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moescope.console.demo.scorecard import Outcome
+
+MOST: Final = 0.5
+TOKEN: Final = "token:128"
+TIME: Final = "time:5000000"
+AS_EXPECTED: Final = "as expected"
+
+
+def deviations(outcome: Outcome) -> list[str]:
+    """Where an outcome differs from what was expected; empty: nowhere."""
+    return list(_deviations(outcome))
+
+
+def verdict(outcome: Outcome) -> str:
+    """In a few words."""
+    found = deviations(outcome)
+    if not found:
+        return AS_EXPECTED
+    return ("experimental: " if outcome.stretch.expected.experimental else "") + "; ".join(found)
+
+
+def _deviations(outcome: Outcome) -> Iterator[str]:
+    expected = outcome.stretch.expected
+    if expected.coverage:
+        if not outcome.uncovered_s:
+            yield "coverage did not drop"
+    elif expected.pattern and not expected.paired:
+        yield from _too_seldom("named", outcome.named, outcome.stretch.blocks)
+    for wanted, kind, words in (
+        (expected.token, TOKEN, "token windows red"),
+        (expected.time, TIME, "time windows red"),
+    ):
+        if wanted:
+            shown = outcome.shown[kind]
+            yield from _too_seldom(words, shown.red_blocks, outcome.stretch.blocks)
+    for name, blocks in outcome.false_names.items():
+        yield f"{name} named in {blocks} of {outcome.stretch.blocks} min"
+    if expected.pages is False and outcome.pages:
+        yield f"paged: {', '.join(outcome.pages)}"
+    if expected.pages and outcome.page_delay_s is None:
+        yield "no page"
+
+
+def _too_seldom(words: str, blocks: int, of: int) -> Iterator[str]:
+    if blocks < MOST * of:
+        yield f"{words} in {blocks} of {of} min"
