@@ -30,6 +30,7 @@ COMMANDS = (
     ),
     *(("alert", verb) for verb in ("list", "show", "test")),
     ("report", "calibration"),
+    *(("pattern", verb) for verb in ("list", "show", "pair")),
     *(("job", verb) for verb in ("list", "run", "pause", "resume")),
     ("store", "migrate"),
     ("store", "export"),

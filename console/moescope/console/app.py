@@ -16,6 +16,7 @@ from moescope.console.commands import (
     doctor,
     importing,
     job,
+    pattern,
     report,
     run,
     simulate,
@@ -84,6 +85,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(baseline.app, name="baseline")
 app.add_typer(threshold.app, name="threshold")
 app.add_typer(alert.app, name="alert")
+app.add_typer(pattern.app, name="pattern")
 app.add_typer(report.app, name="report")
 app.add_typer(job.app, name="job")
 app.add_typer(store.app, name="store")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from moescope.core.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from moescope.core.settings import Settings
 
@@ -33,9 +33,11 @@ class Reader:
         """End the worker process."""
         self._connection.close()
 
-    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """All rows of a query, by column name."""
-        result = self._connection.run(query, list(parameters), on_overflow="error")
+    def rows(
+        self, query: str, parameters: Sequence[Any] | Mapping[str, Any] = ()
+    ) -> list[dict[str, Any]]:
+        """All rows of a query, by column name; parameters as `Connection.sql` takes them."""
+        result = self._connection.run(query, parameters, on_overflow="error")
         return list(result.to_arrow().to_pylist())
 
     def one(self, query: str, parameters: Sequence[Any], missing: str) -> dict[str, Any]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from moescope.core.errors import InputError, InsufficientDataError
 
 if TYPE_CHECKING:
-    import duckdb
     from numpy.typing import NDArray
 
 FEWEST_PAIRS: Final = 8
@@ -18,13 +17,27 @@ TRIALS: Final = 2_000
 ONE_PERCENT: Final = 0.01
 
 _LAST_WINDOWS = """
-    SELECT substr(request, len($prefix) + 1) AS question, layer, start, counts
+    SELECT substr(request, len($prefix) + 1) AS question, lane, layer, counts
     FROM windows
     WHERE window_kind = 'token' AND complete AND size = $size AND stride = $size
         AND phase = $phase AND starts_with(request, $prefix)
-    QUALIFY start = max(start) OVER (PARTITION BY request)
-    ORDER BY question, layer
+    QUALIFY start = max(start) OVER (PARTITION BY lane, request)
+    ORDER BY question, lane, layer
 """
+
+
+class Rows(Protocol):
+    """What a query found."""
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """All rows."""
+
+
+class Queries(Protocol):
+    """What answers queries: a DuckDB cursor, or whatever stands for one."""
+
+    def execute(self, query: str, parameters: dict[str, Any], /) -> Rows:
+        """Run one query with named parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +46,7 @@ class PairedPull:
 
     Attributes:
         questions: Pairs.
+        layers: int64 [L].
         similarity_with, similarity_without: float64 [L], mean similarity between requests.
         difference: float64 [L].
         p_value: float64 [L], share of trials with labels swapped at random within pairs that
@@ -41,6 +55,7 @@ class PairedPull:
     """
 
     questions: int
+    layers: NDArray[np.int64]
     similarity_with: NDArray[np.float64]
     similarity_without: NDArray[np.float64]
     difference: NDArray[np.float64]
@@ -53,7 +68,7 @@ class PairedPull:
 
 
 def paired_pull(
-    cursor: duckdb.DuckDBPyConnection,
+    cursor: Queries,
     *,
     with_prefix: str,
     without_prefix: str,
@@ -77,24 +92,32 @@ def paired_pull(
         seed: Of these.
 
     Raises:
-        InputError: The prefixes are equal.
+        InputError: The prefixes are equal, or the requests are of different models.
         InsufficientDataError: Fewer than 8 questions have a complete window in both sets.
     """
     if with_prefix == without_prefix:
         raise InputError(
             "Both sets have the same prefix.", next_step="Name two prefixes of request names."
         )
-    sides = [_windows(cursor, prefix, size, phase) for prefix in (with_prefix, without_prefix)]
-    questions = sorted(sides[0].keys() & sides[1].keys())
+    sides = [_side(cursor, prefix, size, phase) for prefix in (with_prefix, without_prefix)]
+    questions = sorted(sides[0].windows.keys() & sides[1].windows.keys())
     if len(questions) < FEWEST_PAIRS:
         raise InsufficientDataError(
             f"Only {len(questions)} questions have a complete window of {size} in both sets.",
-            why=f"At least {FEWEST_PAIRS} are needed; {with_prefix!r} has {len(sides[0])},"
-            f" {without_prefix!r} has {len(sides[1])}.",
+            why=f"At least {FEWEST_PAIRS} are needed; {with_prefix!r} has"
+            f" {len(sides[0].windows)}, {without_prefix!r} has {len(sides[1].windows)}.",
             next_step="Check the prefixes and the size, or record more pairs.",
         )
+    if _shape(sides[0]) != _shape(sides[1]):
+        raise InputError(
+            "The two sets have other layers or other numbers of experts.",
+            next_step="Name two sets of requests to the same model.",
+        )
     directions = np.stack(
-        [_directions(np.stack([side[question] for question in questions])) for side in sides]
+        [
+            _directions(np.stack([side.windows[question] for question in questions]))
+            for side in sides
+        ]
     )
     observed = _similarities(directions)
     difference = observed[0] - observed[1]
@@ -106,25 +129,48 @@ def paired_pull(
         relabelled = _similarities(np.stack([chosen, others]))
         at_least += relabelled[0] - relabelled[1] >= difference - 1e-12
     return PairedPull(
-        len(questions), observed[0], observed[1], difference, (at_least + 1) / (trials + 1)
+        len(questions),
+        np.array(sides[0].layers),
+        observed[0],
+        observed[1],
+        difference,
+        (at_least + 1) / (trials + 1),
     )
 
 
-def _windows(
-    cursor: duckdb.DuckDBPyConnection, prefix: str, size: int, phase: str
-) -> dict[str, NDArray[np.float64]]:
-    """Question → counts float64 [L, E]."""
-    rows: dict[str, list[list[int]]] = {}
-    for question, _, _, counts in cursor.execute(
+class _Side(NamedTuple):
+    """The last windows of one set: question → counts float64 [L, E]."""
+
+    layers: tuple[int, ...]
+    windows: dict[str, NDArray[np.float64]]
+
+
+def _side(cursor: Queries, prefix: str, size: int, phase: str) -> _Side:
+    found: dict[str, dict[int, list[int]]] = {}
+    lanes: dict[str, str] = {}
+    for question, lane, layer, counts in cursor.execute(
         _LAST_WINDOWS, {"prefix": prefix, "size": size, "phase": phase}
     ).fetchall():
-        rows.setdefault(question, []).append(counts)
-    layers = max((len(each) for each in rows.values()), default=0)
-    return {
-        question: np.array(each, np.float64)
-        for question, each in rows.items()
-        if len(each) == layers
-    }
+        if lanes.setdefault(question, lane) != lane:
+            raise InputError(
+                f"Several models or revisions have a request {prefix + question!r}.",
+                why="Windows of different models cannot be compared.",
+                next_step="Name prefixes that only one model and revision uses.",
+            )
+        found.setdefault(question, {})[layer] = counts
+    layers = tuple(sorted({layer for each in found.values() for layer in each}))
+    return _Side(
+        layers,
+        {
+            question: np.array([each[layer] for layer in layers], np.float64)
+            for question, each in found.items()
+            if len(each) == len(layers)
+        },
+    )
+
+
+def _shape(side: _Side) -> tuple[tuple[int, ...], set[tuple[int, ...]]]:
+    return side.layers, {each.shape for each in side.windows.values()}
 
 
 def _directions(counts: NDArray[np.float64]) -> NDArray[np.float64]:
