@@ -11,10 +11,10 @@ _BIDI: Final = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066
 
 
 def printable(text: str) -> str:
-    """The text on one line, with what a terminal would obey written as an escape.
+    r"""The text on one line, with what a terminal would obey written as an escape.
 
-    Control characters, line breaks and marks that turn the direction of writing become `\\n`,
-    `\\x1b` or `\\u202e`; everything else stays as it is.
+    Control characters, line breaks and marks that turn the direction of writing become `\n`,
+    `\x1b` or `\u202e`; everything else stays as it is.
     """
     if text.isascii() and text.isprintable():
         return text
