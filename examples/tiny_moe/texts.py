@@ -14,12 +14,19 @@ if TYPE_CHECKING:
 
     from examples.tiny_moe.pools import Pools
 
+LONGEST: Final = 512
+"""Most tokens of one slice."""
+
 _SHIFT: Final = 37
 """Tokens by which the slices of a second round lie apart from those of the first."""
 
 
 class Slicer:
-    """Takes consecutive slices of each scene's stream, from a start that a name gives.
+    """Takes slices from all over each scene's stream, in an order that a name gives.
+
+    Slices that follow each other in a stream come from one document, and requests about one
+    document are no independent sample of the traffic. So a stream is cut into cells of 512
+    tokens, the cells are shuffled, and each slice begins at the next one.
 
     Args:
         pools: All token streams.
@@ -29,20 +36,24 @@ class Slicer:
 
     def __init__(self, pools: Pools, part: str, name: str) -> None:
         self._streams = {scene: pools[scene, part] for scene in SCENES}
-        draw = generator(f"start of {name}")
-        self._starts = {scene: draw.randrange(len(self._streams[scene])) for scene in SCENES}
+        self._cells = {
+            scene: list(range(0, len(stream) - 2 * LONGEST, LONGEST))
+            for scene, stream in self._streams.items()
+        }
+        draw = generator(f"cells of {name}")
+        for scene in SCENES:
+            draw.shuffle(self._cells[scene])
         self._taken = dict.fromkeys(SCENES, 0)
 
     def take(self, scene: str, tokens: int) -> NDArray[np.int64]:
-        """The next slice of a scene."""
-        stream = self._streams[scene]
-        while True:
-            round_number, place = divmod(self._taken[scene], len(stream))
-            start = (self._starts[scene] + place + round_number * _SHIFT) % len(stream)
-            if start + tokens <= len(stream):
-                self._taken[scene] += tokens
-                return stream[start : start + tokens]
-            self._taken[scene] += len(stream) - start  # a slice never joins the stream's ends
+        """The next slice of a scene, at most 512 tokens."""
+        if tokens > LONGEST:
+            raise ValueError(f"a slice has at most {LONGEST} tokens, not {tokens}")
+        cells = self._cells[scene]
+        round_number, place = divmod(self._taken[scene], len(cells))
+        self._taken[scene] += 1
+        start = cells[place] + round_number * _SHIFT % LONGEST
+        return self._streams[scene][start : start + tokens]
 
 
 def generator(purpose: str) -> random.Random:

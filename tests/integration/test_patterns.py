@@ -75,6 +75,7 @@ def names(findings: Iterable[Finding]) -> list[tuple[str, int, int]]:
         (60, 1, {"positional_agreement": 4}, []),
         (5, 2, {"request_similarity": 2, "routing_shift": 3}, ["concurrency_collision"]),
         (5, 6, {"request_similarity": 4}, []),
+        (5, 6, {"request_similarity": 4, "routing_shift": 4, "mix_shift": 2}, []),
         (60, 6, {"request_similarity": 4, "routing_shift": 4}, []),
         (5, 4, {"mix_shift": 4, "gini": 4}, ["mix_shift"]),
         (5, 4, {"mix_shift": 4, "routing_shift": 2}, []),

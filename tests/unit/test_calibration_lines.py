@@ -176,7 +176,7 @@ def test_exponential_values_are_not_taken_for_faults() -> None:
 
 
 def test_paging_blocks_hold_the_worst_of_each_slot() -> None:
-    """Per 5 s the greatest exceedance over windows, layers and metrics of the family."""
+    """Per 5 s the greatest exceedance over windows, layers and metrics; 0 where few are red."""
     number = 300
     rng = np.random.default_rng(7)
     values = rng.random((number, LAYERS))
@@ -192,7 +192,10 @@ def test_paging_blocks_hold_the_worst_of_each_slot() -> None:
     assert (series.family, len(series.blocks), series.scopes) == ("load", 5, 1)
     own = lines[key("a")]["gini"].lines
     past = (values - own.red_high) / own.spread
-    expected = past.max(axis=1).reshape(5, 12, 5).max(axis=2)
+    by_slot = past.max(axis=1).reshape(5, 12, 5)
+    few = (by_slot > 0).sum(axis=2) < 2  # of five: a quarter of them is more than one
+    expected = np.where(few, np.minimum(by_slot.max(axis=2), 0), by_slot.max(axis=2))
+    assert few.any()
     np.testing.assert_allclose(np.stack(series.blocks), expected)
 
 

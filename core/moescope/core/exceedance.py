@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from moescope.core.vocabulary import WindowKind
+
 if TYPE_CHECKING:
     from moescope.core.emission import LaneKey
 
 SLOT_US = 5_000_000
 """Length of a slot of the paging statistic."""
+
+LEAST_RED_SHARE = 0.25
+"""Of token windows so many have to be red before their worst one may page.
+
+A token window belongs to one request. The worst of many windows is decided by the oddest request
+of the moment, and an odd request is no fault of the model; a fault of the model shows in many.
+"""
 
 
 class ExceedanceKey(NamedTuple):
@@ -56,6 +65,15 @@ class Exceedance:
     windows: int
     red_windows: int
     mixed_windows: int
+
+    def paging_value(self, kind: str) -> float:
+        """What paging compares with its line: at most 0 where only a few token windows are red.
+
+        Args:
+            kind: Kind of the windows.
+        """
+        few = self.red_windows < LEAST_RED_SHARE * self.windows
+        return min(self.value, 0.0) if few and kind == WindowKind.TOKEN else self.value
 
     def merged(self, other: Exceedance) -> Exceedance:
         """Both together; ties go to the earliest window, so that order never matters."""

@@ -105,7 +105,7 @@ class RulesInForce:
 def _judged(part: Exceedance, rule: PagingRule, version: str) -> Judged:
     if not part.value > -math.inf:
         return Judged(Verdict.EXPLAINED, rule, None, version)
-    verdict = Verdict.OVER if part.value > rule.line else Verdict.UNDER
+    verdict = Verdict.OVER if part.paging_value(rule.kind) > rule.line else Verdict.UNDER
     return Judged(verdict, rule, part, version)
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moescope.core.clock import NO_TIME
-from moescope.core.exceedance import SLOT_US
+from moescope.core.exceedance import LEAST_RED_SHARE, SLOT_US
 from moescope.core.metrics import FAMILIES, Family
+from moescope.core.vocabulary import WindowKind
 from moescope.jobs.paging import PagingSeries
 from moescope.processors.metrics import exceedance
 
@@ -28,8 +29,9 @@ def paging_series(
     """Worst standardised exceedance per slot of 5 s, by block, family and kind of window.
 
     As window closing does it: lines by scene and band, the worst over layers and metrics of the
-    family, windows with a red mix shift outside of every family but routing. The lines are those
-    of the same baseline.
+    family, windows with a red mix shift outside of every family but routing, at most 0 where only
+    a few token windows are red (`Exceedance.paging_value`). The lines are those of the same
+    baseline.
 
     Args:
         samples: Baseline windows.
@@ -105,12 +107,20 @@ def _blocks(
     """Slots of each block and scope value in order, and the number of scope values."""
     w = sample.windows
     slots: dict[tuple[str, int], NDArray[np.float64]] = {}
+    judged: dict[tuple[str, int], NDArray[np.int64]] = {}
     timed = w.close_us != NO_TIME
     length = max(-(-block_us // SLOT_US), 1)
     for window in np.flatnonzero(timed):
         slot_us = int(w.close_us[window]) // SLOT_US * SLOT_US
         block = slot_us // block_us
         place = (slot_us - block * block_us) // SLOT_US
-        values = slots.setdefault((w.scope_value[window], block), np.full(length, np.nan))
+        key = (w.scope_value[window], block)
+        values = slots.setdefault(key, np.full(length, np.nan))
         values[place] = np.fmax(values[place], worst[window])
+        counted = judged.setdefault(key, np.zeros((length, 2), np.int64))
+        counted[place] += (not np.isnan(worst[window]), worst[window] > 0)
+    if w.kind == WindowKind.TOKEN:
+        for key, values in slots.items():
+            few = judged[key][:, 1] < LEAST_RED_SHARE * judged[key][:, 0]
+            values[few] = np.minimum(values[few], 0.0)
     return [slots[key] for key in sorted(slots)], max(len({value for value, _ in slots}), 1)

@@ -14,7 +14,6 @@ METRICS = (
     "positional_agreement",
     "request_similarity",
     "routing_shift",
-    "js_trailing",
     "mix_shift",
 )
 """Metrics that detectors over time windows look at."""

@@ -33,10 +33,8 @@ def _agreement(window: WindowShares) -> float:
 
 
 def _collision(window: WindowShares) -> float:
-    shifted = window.is_red("routing_shift") or window.is_red("js_trailing")
-    return (
-        window.red["request_similarity"] if window.is_red("request_similarity") * shifted else 0.0
-    )
+    alike = window.is_red("request_similarity") and not window.is_red("mix_shift")
+    return window.red["request_similarity"] if alike and window.is_red("routing_shift") else 0.0
 
 
 def _mixed(window: WindowShares) -> float:
@@ -67,7 +65,7 @@ _RULES: Final = (
         4,
         lambda series: series.scope_kind == "all" and series.size <= LONGEST_COLLISION_US,
         _collision,
-        ("request_similarity", "routing_shift", "js_trailing"),
+        ("request_similarity", "routing_shift", "mix_shift"),
     ),
     _Rule(
         "mix_shift",
