@@ -284,6 +284,35 @@ def test_findings_are_stored_once_and_grow(tmp_path: Path) -> None:
     assert rows == [(first.found[0].name, T0, T0 + 306 * 5 * SECOND, True)]
 
 
+def test_an_alert_gets_the_name_of_what_overlaps_it(tmp_path: Path) -> None:
+    """The page's reader learns what it looks like; alerts at other times stay without a name."""
+
+    def plant(connection: duckdb.DuckDBPyConnection, _: int) -> None:
+        add_rows(connection, "lanes", [{"lane": "lane", "model": "m"}])
+        rows = list(time_windows(6, 5 * SECOND, {"positional_agreement": 4}))
+        add_rows(connection, "windows", rows)
+        for name, began in (("in", T0 + 10 * SECOND), ("later", T0 + 600 * SECOND)):
+            alert = {
+                "alert": name, "lane": "lane", "phase": "prefill", "scope_kind": "all",
+                "state": "firing", "began_at": began, "fired_at": began,
+                "last_slot": began + 5 * SECOND,
+            }  # fmt: skip
+            add_rows(connection, "alerts", [alert])
+
+    with Store(tmp_path / "store.duckdb", WindowFinisher(), WindowShapes((), ())) as store:
+        store.change(plant, author="test", action="plant")
+        detect(store, T0, T0 + MINUTE)
+        rows = (
+            store.cursor()
+            .execute("SELECT alert, pattern, epoch_us(began_at) FROM alerts ORDER BY alert")
+            .fetchall()
+        )
+    assert rows == [
+        ("in", "fixed_prefix", T0 + 10 * SECOND),
+        ("later", "", T0 + 600 * SECOND),
+    ]
+
+
 def test_every_unpaired_pattern_has_a_detector() -> None:
     """What `pattern list` promises is looked for, and paired ones say that they need a person."""
     looked_for = [name for names in DETECTORS.values() for name in names]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from moescope.jobs.patterns.engine_faults import engine_fault_findings
 from moescope.jobs.patterns.finding import Finding
 from moescope.jobs.patterns.generations import late_convergence_findings
+from moescope.jobs.patterns.naming import name_alerts, unnamed_alerts
 from moescope.jobs.patterns.pulse import periodic_pulse_findings
 from moescope.jobs.patterns.time_windows import time_window_findings
 from moescope.storage.control import replace_rows
@@ -51,7 +52,7 @@ class Detection:
 
 
 def detect(store: Store, from_us: int, to_us: int) -> Detection:
-    """Look for patterns in windows that closed in [from, to), and store them.
+    """Look for patterns in windows that closed in [from, to), store them, and name alerts by them.
 
     A run looks 15 minutes further back; what it finds again is known by its series and its
     time, and only changes when it has grown. So runs may overlap or be repeated.
@@ -75,11 +76,14 @@ def detect(store: Store, from_us: int, to_us: int) -> Detection:
     finally:
         cursor.close()
     fresh, grown = _merged(seen, known)
-    if fresh or grown:
+    with store.cursor() as cursor:
+        nameless = bool(unnamed_alerts(cursor))
+    if fresh or grown or nameless:
 
         def write(connection: duckdb.DuckDBPyConnection, commit_id: int) -> None:
             rows = [finding.row() for finding in (*fresh, *grown)]
             replace_rows(connection, "patterns", rows, commit_id)
+            name_alerts(connection, commit_id)
 
         store.change(write, author="job:patterns", action="detect", audit=False)
     return Detection(tuple(fresh), tuple(grown))
