@@ -24,7 +24,7 @@ def demo(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes in the simulated fleet.")] = 8,
     duration: Annotated[
         int, typer.Option(min=300, help="Event time to simulate, in seconds.")
-    ] = 900,
+    ] = 1200,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 1,
     as_json: AsJson = False,
     config: ConfigFile = None,
@@ -36,7 +36,7 @@ def demo(
     was named, what paged and when. Everything passes through the real codec, batch log, roll-up,
     store, calibration, alert and export code. A demo folder from an earlier run is replaced.
 
-    Example: moescope demo --nodes 8 --duration 900
+    Example: moescope demo --nodes 8 --duration 1200
     """
     from moescope.console.demo.report import as_document, print_report
     from moescope.console.demo.running import recordings_here, run_demo

@@ -135,6 +135,12 @@ def _change(
 
 
 def _short(result: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{name} {value}" for name, value in result.items() if value not in {"", None}
-    )[:80]
+    said = ((name, value) for name, value in result.items() if value not in ("", None, []))
+    return ", ".join(f"{name} {_words(value)}" for name, value in said)[:80]
+
+
+def _words(value: object) -> object:
+    """A value in few words: lists of texts as they are, lists of entries by their number."""
+    if not isinstance(value, list):
+        return value
+    return " ".join(value) if all(isinstance(each, str) for each in value) else len(value)

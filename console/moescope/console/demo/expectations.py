@@ -22,6 +22,7 @@ class Expectation:
         paired: The pattern is found by comparing this recording with its twin.
         experimental: Nothing is promised.
         coverage: It is a matter of coverage, not of routing.
+        unjudged: Why nothing can be expected, although it is there.
     """
 
     pattern: str = ""
@@ -31,6 +32,7 @@ class Expectation:
     paired: bool = False
     experimental: bool = False
     coverage: bool = False
+    unjudged: str = ""
 
 
 NOT_PRESENT = Expectation()
@@ -58,14 +60,16 @@ RECORDED: Mapping[str, Expectation] = MappingProxyType(
 
 SIMULATED: Mapping[str, Expectation] = MappingProxyType(
     {
-        "fixed_system_prompt": Expectation(pattern="fixed_prefix", time=True, pages=None),
-        "hot_expert": Expectation(token=True, time=True, pages=True),
-        "silent_routing_change": Expectation(token=True, time=True, pages=True),
+        "fixed_system_prompt": Expectation(
+            pages=None, unjudged="eight healthy minutes are too few for lines of the whole fleet"
+        ),
+        "hot_expert": Expectation(pages=True),
+        "silent_routing_change": Expectation(token=True, pages=True),
         "long_greedy": Expectation(pattern="late_convergence", token=True, pages=None),
         "dropped_rows": Expectation(coverage=True),
         "silent_node": Expectation(coverage=True),
         "engine_fault": Expectation(pattern="engine_fault", pages=None),
-        "expert_collapse": Expectation(token=True, time=True, pages=True),
+        "expert_collapse": Expectation(pages=True),
     }
 )
-"""By incident of the simulated fleet."""
+"""By incident of the simulated fleet. A fault of one layer cannot turn half of the layers red."""

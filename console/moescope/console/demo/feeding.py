@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCENARIO: Final = "demo"
 DOMAIN: Final = "recordings"
 REPLAY_NODE: Final = "replay"
-HEALTHY_SHARE: Final = 0.4
+HEALTHY_SHARE: Final = 0.43
 """Of the fleet's time; its scenario plants nothing before half of it is over."""
 
 

@@ -48,7 +48,7 @@ class Facts:
         window_rows: Rows of `windows`.
         lines: Threshold lines.
         thresholds: Per version: model, windows, units, lines by standing.
-        held_out: Per kind of window and family-leading metric: pointwise rate and its band.
+        held_out: Per kind of window and alerting metric: pointwise rate and its band.
         held_out_inside, held_out_all: Of all rates of red lines, how many are inside.
         few_shot: The paired comparison; None without those recordings.
     """
@@ -101,8 +101,9 @@ def _held_out(
             "metric": rate.metric,
             "layer_windows": rate.windows,
             "units": rate.units,
-            "rate": f"{100 * rate.rate:.2f} %",
-            "band": f"{100 * rate.low:.2f} - {100 * rate.high:.2f} %",
+            "rate": rate.rate,
+            "low": rate.low,
+            "high": rate.high,
             "inside": rate.inside,
         }
         for rate in checked.rates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.changes import CreateBaseline, Order
@@ -41,10 +41,14 @@ BASELINE: Final = "default"
 DEMO_SETTINGS: Final = {
     "calibration.baseline": BASELINE,
     "calibration.block": 60,
-    "profiles.lag_ratio": 1.0,
+    "windows.token": ((128, 128), (512, 512)),
+    "windows.time": ((5 * SECOND_US, 5 * SECOND_US), (60 * SECOND_US, 60 * SECOND_US)),
+    "profiles.lag_ratio": 0.25,
+    "export.interval": 3600.0,
     "jobs.enabled": False,
 }
-"""The demo's blocks are minutes of disjoint requests; it plays too few days for longer ones."""
+"""The demo's blocks are minutes of disjoint requests: it plays hours, not days. It exports once,
+at its end, and leaves out the shortest windows, of which there are most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +129,11 @@ def run_demo(
         stretches = [*recorded_stretches(played), *simulated_stretches(root / LABELS_FILE)]
         reported = stages.look()
         with owner.parts.store.cursor() as cursor:
-            found = tuple(outcomes(cursor, stretches))
             facts = read_facts(cursor, stretches, settings)
+            found = tuple(
+                replace(each, pulled=bool(facts.few_shot and facts.few_shot["pulled"]))
+                for each in outcomes(cursor, stretches)
+            )
         simulated = asdict(fleet.wait())
     return DemoResult(
         seconds=time.monotonic() - began,

@@ -58,9 +58,9 @@ _PAGES = """
 
 _COVERED = """
     SELECT count(*) FILTER (level = 'insufficient' AND level_reason LIKE 'coverage%') AS uncovered,
-        count(DISTINCT (start, scope_value)) AS seconds
+        count(DISTINCT (start, scope_value)) AS windows
     FROM windows
-    WHERE model = $model AND window_kind = 'time' AND size = 1000000 AND scope_kind = 'node'
+    WHERE model = $model AND window_kind = 'time' AND size = 5000000 AND scope_kind = 'node'
         AND list_contains($nodes, scope_value) AND start >= $begin AND start < $end
 """
 
@@ -98,6 +98,7 @@ class Outcome:
         pages: Pages that fired in it, one per cause.
         page_delay_s: From its begin to the first of them.
         uncovered_s: Seconds without data, or whose coverage was too low for a verdict.
+        pulled: Whether the comparison with the twin shows the paired pattern.
     """
 
     stretch: Stretch
@@ -106,6 +107,7 @@ class Outcome:
     pages: tuple[str, ...]
     page_delay_s: float | None
     uncovered_s: int
+    pulled: bool = False
 
     @property
     def named(self) -> int:
@@ -233,9 +235,9 @@ def _uncovered(cursor: duckdb.DuckDBPyConnection, stretch: Stretch, span: dict[s
         "SELECT max(len(layers)) AS layers FROM lanes WHERE model = $model",
         model=stretch.model,
     )
-    seconds = len(stretch.nodes) * (stretch.end_us - stretch.start_us) // SECOND_US
+    windows = len(stretch.nodes) * (stretch.end_us - stretch.start_us) // (5 * SECOND_US)
     low = row["uncovered"] // max(layers["layers"] or 1, 1)
-    return max(0, seconds - int(row["seconds"])) + int(low)
+    return 5 * (max(0, windows - int(row["windows"])) + int(low))
 
 
 def _rows(

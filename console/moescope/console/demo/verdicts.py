@@ -22,32 +22,42 @@ def deviations(outcome: Outcome) -> list[str]:
 
 def verdict(outcome: Outcome) -> str:
     """In a few words."""
+    expected = outcome.stretch.expected
+    if expected.unjudged:
+        return f"not judged: {expected.unjudged}"
     found = deviations(outcome)
     if not found:
         return AS_EXPECTED
-    return ("experimental: " if outcome.stretch.expected.experimental else "") + "; ".join(found)
+    return ("experimental: " if expected.experimental else "") + "; ".join(found)
 
 
 def _deviations(outcome: Outcome) -> Iterator[str]:
     expected = outcome.stretch.expected
-    if expected.coverage:
-        if not outcome.uncovered_s:
-            yield "coverage did not drop"
-    elif expected.pattern and not expected.paired:
-        yield from _too_seldom("named", outcome.named, outcome.stretch.blocks)
+    if expected.unjudged:
+        return
+    if expected.coverage and not outcome.uncovered_s:
+        yield "coverage did not drop"
+    yield from _naming(outcome)
     for wanted, kind, words in (
         (expected.token, TOKEN, "token windows red"),
         (expected.time, TIME, "time windows red"),
     ):
         if wanted:
-            shown = outcome.shown[kind]
-            yield from _too_seldom(words, shown.red_blocks, outcome.stretch.blocks)
-    for name, blocks in outcome.false_names.items():
-        yield f"{name} named in {blocks} of {outcome.stretch.blocks} min"
+            yield from _too_seldom(words, outcome.shown[kind].red_blocks, outcome.stretch.blocks)
     if expected.pages is False and outcome.pages:
         yield f"paged: {', '.join(outcome.pages)}"
     if expected.pages and outcome.page_delay_s is None:
         yield "no page"
+
+
+def _naming(outcome: Outcome) -> Iterator[str]:
+    expected = outcome.stretch.expected
+    if expected.paired and not outcome.pulled:
+        yield "not shown"
+    elif expected.pattern and not expected.paired:
+        yield from _too_seldom("named", outcome.named, outcome.stretch.blocks)
+    for name, blocks in outcome.false_names.items():
+        yield f"{name} named in {blocks} of {outcome.stretch.blocks} min"
 
 
 def _too_seldom(words: str, blocks: int, of: int) -> Iterator[str]:

@@ -177,7 +177,7 @@ def _demo() -> Scenario:
         name="demo",
         description="A fleet with one incident after another, each on nodes of its own.",
         engine=EngineSpec(prefix_caching=False),
-        traffic=TrafficSpec(tasks_per_second=0.45),
+        traffic=TrafficSpec(tasks_per_second=0.3),
         incidents=(
             SharedPrefix(
                 name="fixed_system_prompt", begin=0.5, end=0.58, group=12, period_s=6, tokens=256
