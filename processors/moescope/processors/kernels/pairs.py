@@ -29,17 +29,6 @@ popcount = cast("Callable[[np.uint64], int]", intrinsic(_popcount))
 
 
 @compiled
-def shared_words(words: NDArray[np.uint64], width: int, shared: NDArray[np.uint16]) -> None:
-    """Count in `shared[i]` the bits that the words of rows i − 1 and i have both."""
-    here = words[1:width]
-    above = words[: width - 1]
-    out = shared[1:width]
-    shared[0] = 0
-    for i in range(len(out)):
-        out[i] = popcount(here[i] & above[i])
-
-
-@compiled
 def shared_with_row_above(
     ranks: NDArray[np.uint16], width: int, shared: NDArray[np.uint16]
 ) -> None:

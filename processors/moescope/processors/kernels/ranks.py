@@ -1,4 +1,4 @@
-"""Popularity ranks of a block of rows, undone from their gaps."""
+"""Popularity ranks of a block of rows, undone from their gaps, also as words of bits."""
 
 from __future__ import annotations
 
@@ -27,47 +27,74 @@ def ranks_of_block(
     experts: int,
     ranks: NDArray[np.uint16],
     bad: NDArray[np.uint8],
+    sums: NDArray[np.uint16],
 ) -> bool:
     """Undo the gaps of a block, and mark its suspicious rows.
 
-    One simple operation per loop, over slices that start at 0: so each becomes vector code.
+    One simple operation per loop, over slices that start at 0: so each becomes vector code. That
+    needs the running sums in an array of their own: a plane of ranks that is made from the plane
+    before might overlap it, for all that the compiler knows.
+
+    Args:
+        gaps: [k, L, T]. layer, block, width, experts: which rows of it, E.
+        ranks: out, uint16 [k, BLOCK].
+        bad: out, uint8 [BLOCK], not 0 where a row is suspicious.
+        sums: uint16 [BLOCK], overwritten.
+
+    Returns:
+        Whether any row is suspicious.
     """
     top_k = gaps.shape[0]
     limit = np.uint16(experts)
     marks = bad[:width]
     marks[:] = 0
-    current = ranks[0, :width]
-    first = gaps[0, layer, block : block + width]
-    for i in range(width):
-        current[i] = first[i]
-    for j in range(1, top_k):
+    running = sums[:width]
+    running[:] = 0
+    for j in range(top_k):
         gap = gaps[j, layer, block : block + width]
-        before = ranks[j - 1, :width]
-        after = ranks[j, :width]
+        out = ranks[j, :width]
         for i in range(width):
-            after[i] = before[i] + np.uint16(gap[i])
-        for i in range(width):
-            marks[i] |= np.uint8(gap[i] == 0)
-    last = ranks[top_k - 1, :width]
+            rank = running[i] + np.uint16(gap[i])
+            running[i] = rank
+            out[i] = rank
+        if j > 0:
+            for i in range(width):
+                marks[i] |= np.uint8(gap[i] == 0)
     any_bad = np.uint8(0)
     for i in range(width):
-        marks[i] |= np.uint8(last[i] >= limit)
+        marks[i] |= np.uint8(running[i] >= limit)
         any_bad |= marks[i]
     return bool(any_bad != 0)
 
 
 @compiled
 def words_of_block(ranks: NDArray[np.uint16], width: int, words: NDArray[np.uint64]) -> None:
-    """One word per row, with the bits of its ranks set.
+    """Sets of ranks as bits.
 
-    Only rows whose ranks are all below 64 get a word that means something.
+    Args:
+        ranks: uint16 [k, BLOCK].
+        width: rows of the block.
+        words: out, uint64 [W, BLOCK]: word w of a row has bit b set where it has rank 64 w + b.
+            Only rows without ranks beyond get words that mean something.
     """
-    out = words[:width]
-    out[:] = 0
-    for j in range(len(ranks)):
-        plane = ranks[j, :width]
-        for i in range(width):
-            out[i] |= np.uint64(1) << np.uint64(plane[i] & np.uint16(WORD - 1))
+    one = np.uint64(1)
+    places = np.uint16(WORD - 1)
+    if len(words) == 1:
+        out = words[0, :width]
+        out[:] = 0
+        for j in range(len(ranks)):
+            plane = ranks[j, :width]
+            for i in range(width):
+                out[i] |= one << np.uint64(plane[i] & places)
+        return
+    for word in range(len(words)):
+        out = words[word, :width]
+        out[:] = 0
+        for j in range(len(ranks)):
+            plane = ranks[j, :width]
+            for i in range(width):
+                here = np.uint64(plane[i] // np.uint16(WORD) == word)
+                out[i] |= here << np.uint64(plane[i] & places)
 
 
 @compiled
