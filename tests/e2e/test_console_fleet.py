@@ -155,18 +155,42 @@ def test_output_formats(fleet: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
 
 
 def test_the_demo_sees_every_token(small_demo: tuple[Path, dict[str, Any]]) -> None:
-    """What the demo's windows hold is what its fleet computed."""
-    _, result = small_demo
-    simulated, counted = result["simulated"], result["counted"]
-    assert simulated["tokens"] > 0
-    assert counted["tokens"] == counted["rows"] == simulated["tokens"]
-    assert counted["lost"] == simulated["lost_rows"]
-    assert result["processed"]["records"] == simulated["batches"]
+    """What the demo's windows hold is what was played and simulated."""
+    folder, result = small_demo
+    simulated, replayed = result["simulated"], result["replayed"]
+    seen = query(
+        folder / "demo-data",
+        "SELECT model, sum(tokens)::BIGINT AS n FROM windows WHERE window_kind = 'time'"
+        " AND size = 60000000 AND scope_kind = 'all' AND layer = 0 GROUP BY ALL ORDER BY ALL",
+    )
+    played = simulated["tokens"], replayed["rows"]
+    assert [row["n"] for row in seen] == list(played)
+    assert replayed["rows"] > 0
+    assert result["processed"]["records"] == simulated["batches"] + replayed["records"]
     assert result["processed"]["dead_letters"] == 0
-    assert {row["window_kind"] for row in result["windows"]} == {"token", "time", "task"}
-    assert {incident["name"] for incident in result["planted"]} >= {"hot_expert"}
-    assert all(incident["nodes"] for incident in result["planted"])
-    assert result["worst"]["token windows of 128"]
+
+
+def test_the_demo_keeps_score(small_demo: tuple[Path, dict[str, Any]]) -> None:
+    """Thresholds come from the job, incidents have verdicts, and commands show all of it."""
+    folder, result = small_demo
+    data = folder / "demo-data"
+    (versions, models) = zip(
+        *((row["version"], row["model"]) for row in result["facts"]["thresholds"]), strict=True
+    )
+    assert set(models) == {"simulated-moe", "tiny-moe"}
+    played = {each["stretch"]["name"]: each for each in result["outcomes"]}
+    assert played.keys() >= {"few_shot_with", "few_shot_without", "hot_expert"}
+    assert all(each["verdict"] for each in played.values())
+    judged = [each["shown"]["token:128"]["windows"] for each in played.values()]
+    assert sum(map(bool, judged)) > len(judged) / 2
+    assert result["facts"]["few_shot"]["questions"] > 0
+    listed = moescope("threshold", "list", "--data", data, folder=folder).stdout
+    assert all(version in listed for version in versions)
+    jobs = moescope("job", "list", "--data", data, folder=folder).stdout
+    assert "calibrate" in jobs
+    assert sorted(path.name for path in (data / "reports").glob("*.html")) == [
+        f"calibration-{version}.html" for version in versions
+    ]
 
 
 def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:

@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 TOP_K = {"olmoe": 8, "olmoe-sft": 8, "olmoe-dpo": 8, "mistral": 2}
 """As the models are published: OLMoE selects 8 of 64 experts, Mixtral 2 of 8."""
 
+NOT_IN_COUNTS = frozenset(
+    {
+        "router_entropy", "router_margin", "topk_overlap", "top1_switches", "positional_agreement",
+        "request_similarity",
+    }
+)  # fmt: skip
+"""Metrics of scores, of consecutive tokens and of requests, which sums per expert do not have."""
+
+NEED_A_BASELINE = frozenset({"routing_shift", "mix_shift"})
+
 # The file tells k itself for the two models that have both sections.
 OPTIONS = ("-o", "section=all", "-o", "top_k=olmoe-sft=8,olmoe-dpo=8")
 
@@ -95,12 +105,13 @@ def test_every_metric_follows_from_the_published_counts(
         expected: dict[str, float | None] = dict(count_metrics(counts, k))
         uniform = smoothed([0] * len(counts))
         expected["js_uniform"], expected["kl_uniform"] = divergence(counts, uniform)
+        expected["overlap_chance"] = k * sum((count / sum(counts)) ** 2 for count in counts)
         for name, value in expected.items():
             assert stored[key][name] == pytest.approx(value, rel=1e-9, abs=1e-12), (key, name)
         checked |= expected.keys()
     # Nobody told of drops; there is no time, so there is no trailing reference; floors have
     # tests of their own.
-    untold = {"drop_rate", "js_trailing", "kl_trailing"}
+    untold = {"drop_rate", "js_trailing", "kl_trailing", *NOT_IN_COUNTS, *NEED_A_BASELINE}
     floors = {metric.name for metric in METRICS if metric.name.endswith("_floor")}
     assert checked | untold | floors == {metric.name for metric in METRICS}
     for row in stored.values():

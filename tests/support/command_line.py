@@ -28,6 +28,7 @@ def moescope(
     answers: str = "",
     variables: Mapping[str, str] | None = None,
     expect: int = 0,
+    patience: float = TIMEOUT_SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder; fails unless it ends with the exit code that is expected."""
     outcome = subprocess.run(
@@ -38,7 +39,7 @@ def moescope(
         check=False,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_SECONDS,
+        timeout=patience,
     )
     assert outcome.returncode == expect, outcome.stdout + outcome.stderr
     return outcome
