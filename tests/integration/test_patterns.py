@@ -31,6 +31,7 @@ SECOND = 1_000_000
 MINUTE = 60 * SECOND
 T0 = 1_000_000_000 * SECOND
 LAYERS = 4
+COLLISION = {"request_similarity": 2, "positional_agreement": 4, "routing_shift": 3}
 ALWAYS = (0, 2 * T0)
 
 
@@ -73,10 +74,11 @@ def names(findings: Iterable[Finding]) -> list[tuple[str, int, int]]:
         (5, 3, {"positional_agreement": 4}, []),
         (60, 2, {"positional_agreement": 2}, ["fixed_prefix"]),
         (60, 1, {"positional_agreement": 4}, []),
-        (5, 2, {"request_similarity": 2, "routing_shift": 3}, ["concurrency_collision"]),
+        (5, 2, COLLISION, ["concurrency_collision"]),
         (5, 6, {"request_similarity": 4}, []),
-        (5, 6, {"request_similarity": 4, "routing_shift": 4, "mix_shift": 2}, []),
-        (60, 6, {"request_similarity": 4, "routing_shift": 4}, []),
+        (5, 6, {"request_similarity": 4, "routing_shift": 4}, []),
+        (5, 2, {**COLLISION, "mix_shift": 2}, []),
+        (60, 1, COLLISION, []),
         (5, 4, {"mix_shift": 4, "gini": 4}, ["mix_shift"]),
         (5, 4, {"mix_shift": 4, "routing_shift": 2}, []),
     ],

@@ -50,9 +50,10 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         name="concurrency_collision",
         summary="Requests that run side by side load the same experts.",
-        evidence="`request_similarity` and `routing_shift` past their red lines in at least half "
-        "of the layers, and `mix_shift` not (requests of one domain are alike without any fault), "
-        "in the same window of at most 5 s; two such windows of four in a row.",
+        evidence="`request_similarity`, `positional_agreement` and `routing_shift` past their red "
+        "lines in at least half of the layers, and `mix_shift` not (requests of one domain are "
+        "alike without any fault), in the same window of at most 5 s; two such windows of four in "
+        "a row.",
         likely_cause="Requests about one document, or with one prefix, were scheduled together.",
         next_step="Cache the common prefix, or spread such requests over time or replicas.",
         pages=True,

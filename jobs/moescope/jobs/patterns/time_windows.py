@@ -33,8 +33,9 @@ def _agreement(window: WindowShares) -> float:
 
 
 def _collision(window: WindowShares) -> float:
+    together = window.is_red("positional_agreement") and window.is_red("routing_shift")
     alike = window.is_red("request_similarity") and not window.is_red("mix_shift")
-    return window.red["request_similarity"] if alike and window.is_red("routing_shift") else 0.0
+    return window.red["request_similarity"] if together and alike else 0.0
 
 
 def _mixed(window: WindowShares) -> float:
@@ -65,7 +66,7 @@ _RULES: Final = (
         4,
         lambda series: series.scope_kind == "all" and series.size <= LONGEST_COLLISION_US,
         _collision,
-        ("request_similarity", "routing_shift", "mix_shift"),
+        ("request_similarity", "positional_agreement", "routing_shift", "mix_shift"),
     ),
     _Rule(
         "mix_shift",
