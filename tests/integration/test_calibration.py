@@ -12,6 +12,7 @@ from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.thresholds import LineKey, LineSource, ThresholdBook
 from moescope.jobs.baselines import Baseline, Span, read_baseline, scopes_of, store_baseline
 from moescope.jobs.calibration import (
+    FEW_UNITS,
     CalibrationOptions,
     activate,
     calibrate,
@@ -250,6 +251,13 @@ def test_lines_from_one_half_hold_on_the_other(fleet: Fleet, baseline: Baseline)
     name = store_calibration(fleet.store, checked, **BY)
     again = held_out_check(fleet.cursor(), name, second, options=OPTIONS)
     assert again.to_json() == facts
+    # What was read is either tried or said to be left out.
+    tried = {(rate.window_kind, rate.size, rate.metric) for rate in again.rates}
+    left_out = {(each.window_kind, each.size, each.metric) for each in again.left_out}
+    assert left_out
+    assert not tried & left_out
+    assert all(each.units < 29 for each in again.left_out if each.why == FEW_UNITS)
+    assert all(rate.units >= 29 for rate in again.rates)
 
 
 def test_baselines_are_numbered_and_read_back(fleet: Fleet) -> None:

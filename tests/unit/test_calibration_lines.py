@@ -88,6 +88,20 @@ def test_few_units_borrow_their_tail_from_the_next_wider_pool(
     assert (lines.red_high > lines.warn_high).all()
 
 
+def test_values_equal_to_a_borrowed_line_are_not_past_it() -> None:
+    """Such a line is computed from centre and spread, and may come out an error of rounding low."""
+    rng = np.random.default_rng(8)
+    values = np.round(0.3 + 0.1 * rng.standard_normal((250, LAYERS)), 2)
+    windows = windows_of([f"r{at}" for at in range(250)], ["a"] * 250)
+    lines = lines_of(sample_of(windows, gini=values), 29)[key("a")]["gini"].lines
+    for line, rank in ((lines.warn_high, 0.9), (lines.red_high, 0.99)):
+        # Layers share one tail, so that the share is that of all; ties only lower it.
+        assert (values > line).mean() <= 1.0 - rank
+        tied = np.isclose(values, line, rtol=0, atol=1e-7)
+        assert tied.any()
+        assert not (values > line)[tied].any()
+
+
 def test_below_29_units_there_is_no_line() -> None:
     """28 requests say nothing about the one in ten that is worst."""
     assert key("a") not in gini_lines({"a": 28, "b": 40})[0]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from moescope.jobs.statistics import Pool, cluster_quantiles, draw_two_samples, rate_band
+from moescope.jobs.statistics import Pool, cluster_quantiles, draw_two_samples, rate_bands
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,23 +53,26 @@ def test_the_band_of_rates_holds_healthy_rates() -> None:
         samples = draw_two_samples(
             np.arange(100), np.arange(100, 200), resamples=150, rng=np.random.default_rng(trial)
         )
-        band = rate_band([Pool(values[:, 0], np.ones(len(unit)), unit)], samples, 0.9)
+        (band,) = rate_bands([Pool(values[:, 0], np.ones(len(unit)), unit)], samples, [0.9])
         inside += band.low <= rate <= band.high
     # 95 % of 60 is 57; fewer than 50 has a probability of 1 in 10⁴.
     assert inside >= 50
 
 
-def test_the_band_is_that_of_plain_resampling() -> None:
+@pytest.mark.parametrize("p", [0.9, 0.98])
+def test_the_band_is_that_of_plain_resampling(p: float) -> None:
     """The shortcut through the tail gives what sorting each resample gives, ties included."""
     rng = np.random.default_rng(13)
     values = np.floor(rng.exponential(6.0, 150))
     unit = np.repeat(np.arange(50), 3)
     samples = draw_two_samples(np.arange(30), np.arange(30, 50), resamples=40, rng=rng)
+    # Every other value only helps to make the line.
+    judged = np.tile([1.0, 0.0], 75)
     rates = []
     for lines, tried in zip(*samples, strict=True):
         drawn = np.sort(np.repeat(values, lines[unit].astype(int)))
-        line = drawn[int(np.ceil(0.9 * len(drawn) - 1e-9)) - 1]
-        seen = np.repeat(values, tried[unit].astype(int))
+        line = drawn[int(np.ceil(p * (len(drawn) + 1) - 1e-9)) - 1]
+        seen = np.repeat(values[judged > 0], tried[unit[judged > 0]].astype(int))
         rates.append((seen > line).mean())
-    band = rate_band([Pool(values, np.ones(150), unit)], samples, 0.9)
+    (band,) = rate_bands([Pool(values, np.ones(150), unit, judged)], samples, [p])
     assert (band.low, band.high) == pytest.approx(tuple(np.quantile(rates, [0.025, 0.975])))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import InsufficientDataError, InternalError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import duckdb
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from moescope.jobs.baselines.selection import Baseline, Span
@@ -26,6 +28,9 @@ STORED_METRICS = tuple(
 )
 """Judged metrics whose stored values do not depend on an earlier calibration."""
 
+_IDENTITY = ("lane", "scope_value", "start", "request", "task")
+"""What tells windows of one kind apart, in the order that they are read in."""
+_MINUTE_US = 60_000_000
 _TEXTS = ("scope_value", "request", "task", "node", "scene", "band", "lane")
 
 
@@ -196,33 +201,30 @@ def _read_kind(
     phase, window_kind, size, stride, scope_kind = kind
     names = ("phase", "window_kind", "size", "stride", "scope_kind")
     own = " AND ".join(f"{name} = $own_{name}" for name in names)
-    sampled = (
-        " QUALIFY weight >= max(weight) OVER (PARTITION BY lane, node, time_bucket(INTERVAL 1"
-        " MINUTE, first_time))"
-        if window_kind == WindowKind.TOKEN
-        else ""
-    )
     found = cursor.sql(
-        "SELECT layer, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"  # noqa: S608
+        "SELECT layer, start, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"  # noqa: S608
         f" epoch_us(close_time) AS close_us, weight, {', '.join(_TEXTS)}, scenes, scene_tokens,"
-        f" counts, {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}{sampled}"
-        " ORDER BY lane, scope_value, start, request, task, layer",
+        f" counts, {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}",
         params=values | {f"own_{name}": value for name, value in zip(names, kind, strict=True)},
     )
-    table: Any = found.to_arrow_table()
     layers = len(shape.layers)
-    rows = table.num_rows
-    layer = _numbers(table, "layer", np.int32)
-    if rows % layers or (layer.reshape(-1, layers) != np.array(shape.layers)).any():
-        raise InternalError(
-            "Windows of a lane do not have a row for each of its layers.",
-            next_step="Report it; `moescope doctor` says what the store holds.",
-        )
+    table = _layer_by_layer(found.to_arrow_table(), shape.layers)
+    firsts = table.take(np.arange(0, table.num_rows, layers))
+    # In order, and without rows that sampling kept for their level: both are cheap per window.
+    chosen = pc.sort_indices(firsts, sort_keys=[(name, "ascending") for name in _IDENTITY])
+    chosen = chosen.to_numpy()
+    if window_kind == WindowKind.TOKEN:
+        chosen = chosen[_sampled_evenly(firsts)[chosen]]
+    firsts = firsts.take(chosen)
 
     def times(name: str) -> NDArray[np.int64]:
         return _numbers(firsts, name, np.int64, NO_TIME)
 
-    firsts = table.take(np.arange(0, rows, layers))
+    def by_layer(name: str) -> NDArray[np.float64]:
+        values = _numbers(table, name, np.float64, np.nan).reshape(-1, layers)
+        in_order: NDArray[np.float64] = values[chosen]
+        return in_order
+
     counts = table.column("counts").combine_chunks().flatten().to_numpy(zero_copy_only=False)
     mixes = [
         dict(zip(scenes, tokens, strict=True))
@@ -246,16 +248,57 @@ def _read_kind(
         close_us=times("close_us"),
         weight=_numbers(firsts, "weight", np.float64),
         scene_tokens=mixes,
-        counts=counts.astype(np.int64).reshape(-1, layers, shape.experts),
-        values={
-            name: _numbers(table, name, np.float64, np.nan).reshape(-1, layers)
-            for name in STORED_METRICS
-        },
+        counts=counts.view(np.int64).reshape(-1, layers, shape.experts)[chosen],
+        values={name: by_layer(name) for name in STORED_METRICS},
         **texts,
     )
 
 
-def _numbers(table: Any, name: str, dtype: Any, null: Any = None) -> NDArray[Any]:  # noqa: ANN401
+def _layer_by_layer(table: pa.Table, layers: Sequence[int]) -> pa.Table:
+    """Rows of a window one after the other, as they usually are stored.
+
+    Raises:
+        InternalError: A window lacks a layer.
+    """
+    if not _is_layer_by_layer(table, layers):
+        keys = [(name, "ascending") for name in (*_IDENTITY, "layer")]
+        table = table.take(pc.sort_indices(table, sort_keys=keys))
+        if not _is_layer_by_layer(table, layers):
+            raise InternalError(
+                "Windows of a lane do not have a row for each of its layers.",
+                next_step="Report it; `moescope doctor` says what the store holds.",
+            )
+    return table
+
+
+def _is_layer_by_layer(table: pa.Table, layers: Sequence[int]) -> bool:
+    if table.num_rows % len(layers):
+        return False
+    if (_numbers(table, "layer", np.int32).reshape(-1, len(layers)) != np.array(layers)).any():
+        return False
+    for name in _IDENTITY:
+        column = table.column(name).combine_chunks()
+        codes = column.dictionary_encode().indices.to_numpy().reshape(-1, len(layers))
+        if (codes != codes[:, :1]).any():
+            return False
+    return True
+
+
+def _sampled_evenly(firsts: pa.Table) -> NDArray[np.bool_]:
+    """Windows that stand for others as much as any of their lane, node and minute, bool [W]."""
+    weight = _numbers(firsts, "weight", np.float64)
+    minute = _numbers(firsts, "first_us", np.int64, NO_TIME) // _MINUTE_US
+    keys = [
+        firsts.column(name).combine_chunks().dictionary_encode().indices.to_numpy()
+        for name in ("lane", "node")
+    ]
+    _, group = np.unique(np.stack([*keys, minute]), axis=1, return_inverse=True)
+    greatest = np.zeros(len(weight))
+    np.maximum.at(greatest, group.reshape(-1), weight)
+    return weight >= greatest[group.reshape(-1)]
+
+
+def _numbers(table: pa.Table, name: str, dtype: Any, null: Any = None) -> NDArray[Any]:  # noqa: ANN401
     column = table.column(name)
     if null is not None:
         column = column.fill_null(null)

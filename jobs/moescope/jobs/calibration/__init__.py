@@ -2,15 +2,25 @@
 
 from moescope.jobs.calibration.calibrate import Calibration, calibrate
 from moescope.jobs.calibration.differences import LineChange, diff
-from moescope.jobs.calibration.held_out import HeldOut, HeldOutRate, held_out_check
+from moescope.jobs.calibration.held_out import (
+    FEW_UNITS,
+    NO_LINE,
+    HeldOut,
+    HeldOutLeftOut,
+    HeldOutRate,
+    held_out_check,
+)
 from moescope.jobs.calibration.lifecycle import activate, earliest_activation, rollback
 from moescope.jobs.calibration.options import CalibrationOptions
 from moescope.jobs.calibration.stored import store_calibration
 
 __all__ = [
+    "FEW_UNITS",
+    "NO_LINE",
     "Calibration",
     "CalibrationOptions",
     "HeldOut",
+    "HeldOutLeftOut",
     "HeldOutRate",
     "LineChange",
     "activate",

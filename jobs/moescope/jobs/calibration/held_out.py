@@ -4,35 +4,38 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.metrics import BY_NAME, Side
-from moescope.core.thresholds import LineSource
 from moescope.jobs.baselines import model_shape, read_baseline
+from moescope.jobs.calibration.line_pools import JudgedBy, pools_of
 from moescope.jobs.calibration.lines import RED_SHARE, WARN_SHARE
 from moescope.jobs.calibration.options import CalibrationOptions
 from moescope.jobs.calibration.samples import read_samples, shifted_by
 from moescope.jobs.statistics import (
     MINIMUM_UNITS,
-    Pool,
     TwoSamples,
     draw_two_samples,
-    rate_band,
+    rate_bands,
 )
 from moescope.storage.control import read_versions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import duckdb
     from numpy.typing import NDArray
 
-    from moescope.core.thresholds import MetricLines, ThresholdVersion
+    from moescope.core.thresholds import LineKey, MetricLines, ThresholdVersion
     from moescope.jobs.baselines import Baseline
     from moescope.jobs.calibration.sample import Sample
+
+LINES = {"warn": WARN_SHARE, "red": RED_SHARE}
+NO_LINE = "no line for these windows"
+FEW_UNITS = "fewer units than a rate needs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class HeldOutRate:
         line: `warn` or `red`.
         nominal: What a perfect line gives: 0.10 and 0.01 (a metric with two bad sides: twice).
         rate: Share of held-out (window, layer) pairs past the line.
-        low, high: Where that share lies 95 times in 100 if nothing differs (`rate_band`).
+        low, high: Where that share lies 95 times in 100 if nothing differs (`rate_bands`).
         inside: Whether it does.
         windows: Held-out windows that were judged. units: Their sampling units.
         calibration_units: Units behind the lines.
@@ -67,6 +70,26 @@ class HeldOutRate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutLeftOut:
+    """Held-out windows that were not tried, or too few to say anything.
+
+    Attributes:
+        metric: Empty: the whole kind of window.
+        units: Their sampling units; of a metric, those that were judged.
+        why: `NO_LINE` or `FEW_UNITS`.
+    """
+
+    phase: str
+    window_kind: str
+    size: int
+    stride: int
+    scope_kind: str
+    metric: str
+    units: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
     """Result of a held-out check.
 
@@ -74,11 +97,13 @@ class HeldOut:
         version: Threshold version.
         baseline: Name of the held-out selection.
         rates: Per kind of window, metric and line.
+        left_out: Kinds of window and metrics without a rate.
     """
 
     version: str
     baseline: str
     rates: tuple[HeldOutRate, ...]
+    left_out: tuple[HeldOutLeftOut, ...] = ()
 
     @property
     def outside(self) -> tuple[HeldOutRate, ...]:
@@ -91,6 +116,8 @@ class HeldOut:
             "baseline": self.baseline,
             "outside": len(self.outside),
             "rates": [asdict(rate) for rate in self.rates],
+            "minimum_units": MINIMUM_UNITS,
+            "left_out": [asdict(each) for each in self.left_out],
         }
 
 
@@ -180,9 +207,12 @@ def check_lines(
     """
     by_kind = {sample.key("", "")[:5]: sample for sample in calibrated}
     rates: list[HeldOutRate] = []
+    left_out: list[HeldOutLeftOut] = []
     for sample in held_out:
         same = by_kind.get(sample.key("", "")[:5])
-        if same is None:
+        cells = [] if same is None else _judged_cells(version, same, sample)
+        if same is None or not cells:
+            left_out.append(_left_out(sample, "", sample.unit_count, NO_LINE))
             continue
         drawn = draw_two_samples(
             np.unique(same.units),
@@ -191,76 +221,122 @@ def check_lines(
             rng=np.random.default_rng(seed),
         )
         for metric in sample.values:
-            for line in ("warn", "red"):
-                rate = _rate(version, same, sample, (metric, line), drawn)
-                if rate is not None:
-                    rates.append(rate)
+            found = _rates(same, sample, metric, cells, drawn)
+            if isinstance(found, HeldOutLeftOut):
+                left_out.append(found)
+            else:
+                rates += found
     if not rates:
         raise InsufficientDataError(
-            f"Selection {name!r} holds no windows that {version.version} judges.",
-            why="No kind of window, scene and volume band of it has a line.",
+            f"Selection {name!r} holds too few windows that {version.version} judges.",
+            why="No kind of window, scene and volume band of it has a line."
+            if all(each.why == NO_LINE for each in left_out)
+            else f"No kind of window has {MINIMUM_UNITS} units; the most have"
+            f" {max(each.units for each in left_out if each.why == FEW_UNITS)}.",
             next_step="Choose a longer span, or traffic like the baseline's.",
         )
-    return HeldOut(version=version.version, baseline=name, rates=tuple(rates))
+    return HeldOut(
+        version=version.version, baseline=name, rates=tuple(rates), left_out=tuple(left_out)
+    )
 
 
-def _rate(
-    version: ThresholdVersion,
+class _Cell(NamedTuple):
+    """Windows that one key's lines judge.
+
+    Attributes:
+        lines: By metric.
+        band: Volume band.
+        tried: bool [W], of the held-out sample.
+        behind: bool [W], of the calibration sample: what the lines were made from.
+    """
+
+    lines: Mapping[str, MetricLines]
+    band: str
+    tried: NDArray[np.bool_]
+    behind: NDArray[np.bool_]
+
+
+def _rates(
     calibrated: Sample,
     held_out: Sample,
-    what: tuple[str, str],
+    metric: str,
+    cells: Sequence[_Cell],
     drawn: TwoSamples,
-) -> HeldOutRate | None:
-    metric, line = what
+) -> list[HeldOutRate] | HeldOutLeftOut:
+    """Rates past warn and past red lines of one metric, over all cells."""
     side = BY_NAME[metric].side
-    share = RED_SHARE if line == "red" else WARN_SHARE
     offset = int(calibrated.units.max()) + 1
-    pools: list[list[Pool]] = [[], []]
-    past, judged = 0.0, 0.0
-    used = np.zeros(len(held_out.windows), np.bool_)
-    for key, member in _judged_cells(version, held_out):
-        lines = version.lines_for(key).get(metric)
+    judged_by: list[JudgedBy] = []
+    past, judged = dict.fromkeys(LINES, 0.0), dict.fromkeys(LINES, 0.0)
+    used = {line: np.zeros(len(held_out.windows), np.bool_) for line in LINES}
+    for each in cells:
+        lines = each.lines.get(metric)
         if lines is None:
             continue
-        before = _members(version, calibrated, key)
+        before, member = each.behind, each.tried
         values = held_out.values[metric][member]
         weight = held_out.windows.weight[member]
-        over, known = _past(values, lines, line)
-        past += float((over * weight[:, None]).sum())
-        judged += float((known * weight[:, None]).sum())
-        used[member] |= known.any(axis=1)
-        both = np.concatenate([calibrated.values[metric][before], values])
-        weights = np.concatenate([calibrated.windows.weight[before], weight])
-        units = np.concatenate([calibrated.units[before], held_out.units[member] + offset])
-        if side is not Side.LOW:
-            pools[0].extend(_pools(both, weights, units, lines, 1.0))
-        if side is not Side.HIGH:
-            pools[1].extend(_pools(both, weights, units, lines, -1.0))
-    units_out = np.unique(held_out.units[used])
-    if not judged or len(units_out) < MINIMUM_UNITS:
-        return None
-    sides = [pool for pool in pools if pool]
-    present = np.unique(np.concatenate([pool.units for pool in sides[0]]))
-    bands = [rate_band(pool, drawn, share) for pool in sides]
-    low, high = (float(sum(band[end] for band in bands)) for end in (0, 1))
-    rate = past / judged
+        for line in LINES:
+            over, known = _past(values, lines, line)
+            past[line] += float((over * weight[:, None]).sum())
+            judged[line] += float((known * weight[:, None]).sum())
+            used[line][member] |= known.any(axis=1)
+        judged_by.append(
+            JudgedBy(
+                lines,
+                each.band,
+                np.concatenate([calibrated.values[metric][before], values]),
+                np.concatenate([calibrated.windows.weight[before], weight]),
+                np.concatenate([calibrated.units[before], held_out.units[member] + offset]),
+            )
+        )
+    units_out = {line: len(np.unique(held_out.units[used[line]])) for line in LINES}
+    most = max(units_out.values())
+    if most < MINIMUM_UNITS:
+        return _left_out(held_out, metric, most, FEW_UNITS if most else NO_LINE)
+    present = np.unique(np.concatenate([each.units for each in judged_by]))
+    signs = {Side.HIGH: (1.0,), Side.LOW: (-1.0,), Side.BOTH: (1.0, -1.0)}[side]
+    pools = [pool for sign in signs for pool in pools_of(judged_by, sign)]
+    bands = rate_bands(pools, drawn, list(LINES.values()), sides=len(signs))
     w = held_out.windows
-    return HeldOutRate(
+    found = []
+    for (line, share), band in zip(LINES.items(), bands, strict=True):
+        if units_out[line] < MINIMUM_UNITS:
+            continue
+        rate = past[line] / judged[line]
+        found.append(
+            HeldOutRate(
+                phase=w.phase,
+                window_kind=w.kind,
+                size=w.size,
+                stride=w.stride,
+                scope_kind=w.scope_kind,
+                metric=metric,
+                line=line,
+                nominal=round((1.0 - share) * len(signs), 6),
+                rate=rate,
+                low=band.low,
+                high=band.high,
+                inside=band.low <= rate <= band.high,
+                windows=int(used[line].sum()),
+                units=units_out[line],
+                calibration_units=int((present < offset).sum()),
+            )
+        )
+    return found
+
+
+def _left_out(sample: Sample, metric: str, units: int, why: str) -> HeldOutLeftOut:
+    w = sample.windows
+    return HeldOutLeftOut(
         phase=w.phase,
         window_kind=w.kind,
         size=w.size,
         stride=w.stride,
         scope_kind=w.scope_kind,
         metric=metric,
-        line=line,
-        nominal=round((1.0 - share) * len(sides), 6),
-        rate=rate,
-        low=low,
-        high=high,
-        inside=low <= rate <= high,
-        windows=int(used.sum()),
-        units=len(units_out),
-        calibration_units=int((present < offset).sum()),
+        units=units,
+        why=why,
     )
 
 
@@ -273,44 +349,20 @@ def _past(
     return ((values > high) | (values < low)) & known, known
 
 
-def _pools(
-    values: NDArray[np.float64],
-    weights: NDArray[np.float64],
-    units: NDArray[np.int64],
-    lines: MetricLines,
-    sign: float,
-) -> list[Pool]:
-    """A pool per layer; one of standardised values where the layers shared their tail."""
-    if lines.source in {LineSource.LAYER_BAND, LineSource.MODEL}:
-        scaled = sign * (values - lines.centre) / lines.spread
-        layers = values.shape[1]
-        known = ~np.isnan(scaled).reshape(-1)
-        flat = Pool(
-            scaled.reshape(-1)[known],
-            np.repeat(weights, layers)[known],
-            np.repeat(units, layers)[known],
-        )
-        return [flat] if known.any() else []
+def _judged_cells(version: ThresholdVersion, calibrated: Sample, held_out: Sample) -> list[_Cell]:
+    """Windows by the key that window closing looks lines up with."""
+    scenes, bands = held_out.scenes, held_out.windows.band
     found = []
-    for column in values.T:
-        known = ~np.isnan(column)
-        if known.any():
-            found.append(Pool(sign * column[known], weights[known], units[known]))
+    for scene, band in sorted(set(zip(scenes.tolist(), bands.tolist(), strict=True))):
+        key = held_out.key(scene, band)
+        lines = version.lines_for(key)
+        if lines:
+            tried = (scenes == scene) & (bands == band)
+            found.append(_Cell(lines, band, tried, _members(version, calibrated, key)))
     return found
 
 
-def _judged_cells(version: ThresholdVersion, sample: Sample) -> list[tuple[Any, NDArray[np.bool_]]]:
-    """Windows by the key that window closing looks lines up with."""
-    pairs = sorted(set(zip(sample.scenes.tolist(), sample.windows.band.tolist(), strict=True)))
-    keys = [sample.key(scene, band) for scene, band in pairs]
-    return [
-        (key, (sample.scenes == key.scene) & (sample.windows.band == key.band))
-        for key in keys
-        if version.lines_for(key)
-    ]
-
-
-def _members(version: ThresholdVersion, sample: Sample, key: Any) -> NDArray[np.bool_]:  # noqa: ANN401
+def _members(version: ThresholdVersion, sample: Sample, key: LineKey) -> NDArray[np.bool_]:
     """Calibration windows behind the lines of a key."""
     here: NDArray[np.bool_] = sample.windows.band == key.band
     own = version.lines.get(key)

@@ -13,7 +13,6 @@ from moescope.jobs.statistics import (
     RED_UNITS,
     RankedWindows,
     centre_and_spread,
-    cluster_quantiles,
     standing_of,
 )
 
@@ -38,6 +37,7 @@ _LINES_OF_SIDE = {
     Side.LOW: ("warn_low", "red_low"),
     Side.BOTH: ("warn_low", "warn_high", "red_low", "red_high"),
 }
+_ROUNDING = 1e-9
 NEIGHBOURS = 2
 """A layer band is a layer and so many on either side."""
 
@@ -72,19 +72,39 @@ class _Pool(NamedTuple):
     units: NDArray[np.int64]
 
 
-class _Standardised(NamedTuple):
-    """All windows of a band, each in the spreads of its own scene and layer."""
+class _LayersRanked(NamedTuple):
+    """Some layers, and which column of ranked windows stands behind each."""
 
-    pool: _Pool
-    units: int
-    known: dict[tuple[float, LineSource], tuple[NDArray[np.float64], ...]]
-    """Quantiles that were worked out already: every scene of the band takes the same."""
+    layers: list[int]
+    columns: list[int]
+    ranked: RankedWindows
+
+
+class _Standardised:
+    """All windows of a band, each in the spreads of its own scene and layer.
+
+    What was worked out is kept: every scene of the band takes the same quantiles.
+
+    Attributes:
+        units: Behind the pool.
+    """
+
+    def __init__(self, pool: _Pool) -> None:
+        self.units = _count_units(pool)
+        self._pool = pool
+        self._ranked: dict[LineSource, list[_LayersRanked]] = {}
+        self._known: dict[tuple[float, LineSource], tuple[NDArray[np.float64], ...]] = {}
 
     def quantile(self, p: float, source: LineSource) -> tuple[NDArray[np.float64], ...]:
         """Value, lower and upper end, float64 [L] each."""
-        if (p, source) not in self.known:
-            self.known[p, source] = tuple(_pooled(self.pool, p, source))
-        return self.known[p, source]
+        if (p, source) not in self._known:
+            if source not in self._ranked:
+                self._ranked[source] = list(_ranked_by_layer(self._pool, source))
+            found = np.empty((3, self._pool.values.shape[1]))
+            for each in self._ranked[source]:
+                found[:, each.layers] = np.stack(each.ranked.quantiles(p))[:, each.columns]
+            self._known[p, source] = tuple(found)
+        return self._known[p, source]
 
 
 def lines_of(sample: Sample, minimum_units: int) -> dict[LineKey, dict[str, EstimatedLines]]:
@@ -149,7 +169,7 @@ def _standardised(
             centre, spread = centre_and_spread(own.values, own.weights)
             scaled[member] = (values[member] - centre) / spread
     pool = _pool(sample, scaled, np.ones(len(values), np.bool_))
-    return _Standardised(pool, _count_units(pool), {})
+    return _Standardised(pool)
 
 
 def _estimate(
@@ -167,8 +187,11 @@ def _estimate(
         units = standardised.units
         source = _source(units, layers)
         for name in wanted:
+            # Outward: a value that equals the line must not be past it by a rounding error.
+            outward = _ROUNDING if LEVELS[name] > 0.5 else -_ROUNDING  # noqa: PLR2004
             quantiles[name] = tuple(
-                centre + spread * each for each in standardised.quantile(LEVELS[name], source)
+                centre + spread * (each + outward)
+                for each in standardised.quantile(LEVELS[name], source)
             )
     none = np.full(layers, np.nan)
     values = {name: quantiles[name][0] if name in quantiles else none for name in LEVELS}
@@ -193,24 +216,27 @@ def _source(units: int, layers: int) -> LineSource:
     return LineSource.LAYER_BAND if units * width >= RED_UNITS else LineSource.MODEL
 
 
-def _pooled(pool: _Pool, p: float, source: LineSource) -> Iterator[NDArray[np.float64]]:
-    """Value, lower and upper end of a quantile of standardised values, float64 [L] each."""
+def layer_spans(layers: int, source: LineSource) -> list[tuple[int, int]]:
+    """From which layers on, and up to which one, each layer's tail is taken."""
+    reach = {LineSource.LAYER_BAND: NEIGHBOURS, LineSource.MODEL: layers}.get(source, 0)
+    return [(max(at - reach, 0), min(at + reach + 1, layers)) for at in range(layers)]
+
+
+def _ranked_by_layer(pool: _Pool, source: LineSource) -> Iterator[_LayersRanked]:
+    """The windows behind the lines of each layer; layers with equally many are ranked together."""
     layers = pool.values.shape[1]
+    everywhere = list(range(layers))
     if source is LineSource.ALL_SCENES:
-        yield from cluster_quantiles(*pool, p)
+        yield _LayersRanked(everywhere, everywhere, RankedWindows(*pool))
         return
-    if source is LineSource.MODEL:
-        spans = [(0, layers)]
-    else:
-        spans = [(max(at - NEIGHBOURS, 0), at + NEIGHBOURS + 1) for at in range(layers)]
-    found = []
-    for begin, end in spans:
-        part = pool.values[:, begin:end]
-        width = part.shape[1]
-        found.append(
-            cluster_quantiles(
-                part.reshape(-1, 1), np.repeat(pool.weights, width), np.repeat(pool.units, width), p
-            )
+    spans = layer_spans(layers, source)
+    for width in sorted({end - begin for begin, end in spans}):
+        alike = [at for at in everywhere if spans[at][1] - spans[at][0] == width]
+        columns = list(dict.fromkeys(spans[at] for at in alike))
+        values = np.stack([pool.values[:, slice(*span)].reshape(-1) for span in columns], axis=1)
+        weights, units = np.repeat(pool.weights, width), np.repeat(pool.units, width)
+        yield _LayersRanked(
+            alike,
+            [columns.index(spans[at]) for at in alike],
+            RankedWindows(values, weights, units),
         )
-    for each in zip(*found, strict=True):
-        yield np.broadcast_to(np.concatenate(each), layers)

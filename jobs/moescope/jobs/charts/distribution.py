@@ -49,10 +49,10 @@ def distribution_chart(
     )
     base = alt.Chart(lines)
     intervals = base.mark_rect(opacity=0.16).encode(
-        x="low:Q", x2="high:Q", color=line_colour(names)
+        x=alt.X("low:Q"), x2=alt.X2("high:Q"), color=line_colour(names)
     )
     rules = base.mark_rule(strokeWidth=2).encode(
-        x="value:Q",
+        x=alt.X("value:Q"),
         color=line_colour(names),
         strokeDash=line_dash(names),
         tooltip=[
@@ -64,9 +64,9 @@ def distribution_chart(
         ],
     )
     labels = base.mark_text(align="right", dx=-4, baseline="bottom", fontWeight=600).encode(
-        x="value:Q",
+        x=alt.X("value:Q"),
         y=alt.value(HEIGHT),
-        text="quantile:N",
+        text=alt.Text("quantile:N"),
         color=line_colour(names),
     )
     # Layers without rows have no extent, which Vega warns of.

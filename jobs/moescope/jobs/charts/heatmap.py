@@ -102,7 +102,7 @@ def heatmap_chart(field: Field, *, title: str) -> alt.LayerChart:
             aspect=False, align="left", baseline="top", smooth=False, width={"expr": "width"},
             height={"expr": "height"},
         )
-        .encode(x=x, y=y, url="url:N")
+        .encode(x=x, y=y, url=alt.Url("url:N"))
     )  # fmt: skip
     names = ["past warn", "past red"]
     marks = (
@@ -110,9 +110,9 @@ def heatmap_chart(field: Field, *, title: str) -> alt.LayerChart:
         .mark_rect(stroke=None)
         .encode(
             x=x,
-            x2="x2:Q",
+            x2=alt.X2("x2:Q"),
             y=y,
-            y2="y2:Q",
+            y2=alt.Y2("y2:Q"),
             color=alt.Color(
                 "level:N", title=None, scale=alt.Scale(domain=names, range=[WARN, RED])
             ),

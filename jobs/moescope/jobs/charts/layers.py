@@ -41,7 +41,7 @@ def layer_lines_chart(lines: pl.DataFrame, *, metric: str, title: str) -> alt.La
     y = alt.Y("value:Q", title=side, scale=alt.Scale(zero=False))
     base = alt.Chart(lines)
     intervals = base.mark_rule(strokeWidth=1.5, opacity=0.75).encode(
-        x=x, y=alt.Y("low:Q", title=side), y2="high:Q", color=colour
+        x=x, y=alt.Y("low:Q", title=side), y2=alt.Y2("high:Q"), color=colour
     )
     caps = [
         base.mark_tick(orient="horizontal", size=CAP_WIDTH, thickness=1.5, opacity=0.75).encode(

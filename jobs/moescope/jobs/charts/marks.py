@@ -88,7 +88,7 @@ def line_shape(names: Sequence[str], field: str = "line") -> alt.Shape:
 
 def layered(*parts: alt.Chart, title: str, height: int) -> alt.LayerChart:
     """Marks over each other, as wide as the place they are put into."""
-    chart = alt.layer(*parts).properties(title=short(title), width="container", height=height)
+    chart = alt.layer(*parts, title=short(title), width="container", height=height)
     return cast("alt.LayerChart", chart)
 
 

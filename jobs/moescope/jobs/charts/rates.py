@@ -38,7 +38,7 @@ def false_alarm_chart(rates: pl.DataFrame, *, title: str) -> alt.LayerChart:
     percent = alt.Axis(format=".1~%")
     base = alt.Chart(table)
     band = base.mark_bar(height=10, color=MUTED, opacity=0.35, cornerRadius=2).encode(
-        x=alt.X("low:Q", title=x_title, axis=percent), x2="high:Q", y=y
+        x=alt.X("low:Q", title=x_title, axis=percent), x2=alt.X2("high:Q"), y=y
     )
     points = base.mark_point(filled=True, size=60, opacity=1).encode(
         x=alt.X("rate:Q", title=x_title, axis=percent),

@@ -54,9 +54,11 @@ def exceedance_timeline(
     ] * bool(beyond.height)
     words = f"pages when {needed} of {of_slots} are over"
     at_line = alt.Chart(pl.DataFrame({"line": [line]}))
-    rule = at_line.mark_rule(color=RED, strokeWidth=1.5, strokeDash=[6, 3]).encode(y="line:Q")
+    rule = at_line.mark_rule(color=RED, strokeWidth=1.5, strokeDash=[6, 3]).encode(
+        y=alt.Y("line:Q")
+    )
     label = at_line.mark_text(align="right", baseline="bottom", dx=-4, dy=-3).encode(
-        y="line:Q",
+        y=alt.Y("line:Q"),
         x=alt.value("width"),
         text=alt.value(words),
     )

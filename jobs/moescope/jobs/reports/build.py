@@ -22,8 +22,8 @@ from moescope.jobs.reports.schema import (
     Rate,
 )
 from moescope.jobs.reports.sections import main_keys
-from moescope.jobs.reports.sentences import main_line, opening
-from moescope.jobs.reports.value_facts import distributions, heat
+from moescope.jobs.reports.sentences import opening
+from moescope.jobs.reports.value_facts import window_facts
 from moescope.jobs.reports.version_facts import (
     baseline_facts,
     read_head,
@@ -33,11 +33,11 @@ from moescope.jobs.reports.version_facts import (
 from moescope.jobs.reports.words import moment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import duckdb
 
-    from moescope.jobs.reports.schema import KeyLines
+    from moescope.jobs.reports.judged_windows import LayerRate
 
 MOST_HEATMAPS = 8
 
@@ -59,17 +59,13 @@ def build_report(cursor: duckdb.DuckDBPyConnection, version: str) -> Calibration
     judged = Judged(cursor, head, baseline_windows(cursor, head, baseline_of(baseline)))
     baseline["first_time"], baseline["last_time"] = map(moment, judged.time_range())
     changes = change_facts(cursor, head, version_before(cursor, head))
+    seen = window_facts(judged, lines, main_keys(lines), MOST_HEATMAPS)
     fired = Fired(
-        baseline=_baseline_rates(judged, lines),
+        baseline=_baseline_rates(seen.rates),
         held_out=held_out_rates(facts["summary"]),
         paging=paging_facts(cursor, head),
         timelines=timeline_facts(cursor, head),
     )
-    shown = main_keys(lines)
-    heats = [
-        heat(judged, each["key"], main_line(each["lines"])["metric"], head.layers)
-        for each in shown[:MOST_HEATMAPS]
-    ]
     return CalibrationReport(
         schema=SCHEMA,
         schema_version=SCHEMA_VERSION,
@@ -83,8 +79,8 @@ def build_report(cursor: duckdb.DuckDBPyConnection, version: str) -> Calibration
             changes=changes,
         ),
         judged=lines,
-        distributions=distributions(judged, shown),
-        heat=[each for each in heats if each is not None],
+        distributions=seen.distributions,
+        heat=seen.heats,
         fired=fired,
         changes=changes,
         left_out=[*what_was_left_out(facts["summary"]), *left_out(lines, head.layers)],
@@ -92,8 +88,7 @@ def build_report(cursor: duckdb.DuckDBPyConnection, version: str) -> Calibration
     )
 
 
-def _baseline_rates(judged: Judged, lines: Sequence[KeyLines]) -> list[Rate]:
-    metrics = dict.fromkeys(line["metric"] for each in lines for line in each["lines"])
+def _baseline_rates(rates: Mapping[str, Sequence[LayerRate]]) -> list[Rate]:
     return [
         Rate(
             key=windows_key(rate.key),
@@ -106,6 +101,6 @@ def _baseline_rates(judged: Judged, lines: Sequence[KeyLines]) -> list[Rate]:
             warn_band=None,
             red_band=None,
         )
-        for metric in metrics
-        for rate in sorted(judged.rates(metric))
+        for metric, each in rates.items()
+        for rate in each
     ]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.metrics import BY_NAME, Side
+from moescope.jobs.calibration import FEW_UNITS
 from moescope.jobs.reports.rows import rounded
 from moescope.jobs.reports.schema import LeftOut, Rate, WindowsKey
 from moescope.jobs.reports.words import count, counted, moment, spoken_moment, windows_words
@@ -60,6 +61,7 @@ def what_was_left_out(summary: Mapping[str, Any]) -> list[LeftOut]:
         *_suspects(left_out),
         *_kinds(summary),
         *_paging(summary),
+        *_not_tried(summary.get("held_out") or {}),
     ]
 
 
@@ -105,6 +107,23 @@ def _paging(summary: Mapping[str, Any]) -> Iterator[LeftOut]:
         yield LeftOut(
             what=f"Paging of family {row['family']} by {_lower(_windows(row))}",
             why=_sentence(row["why"]),
+        )
+
+
+def _not_tried(held_out: Mapping[str, Any]) -> Iterator[LeftOut]:
+    """Kinds of windows and metrics of the held-out check that have no rate, by reason."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in held_out.get("left_out", []):
+        groups.setdefault((_windows(row), row["why"]), []).append(row)
+    for (windows, why), rows in groups.items():
+        metrics = ", ".join(row["metric"] for row in rows if row["metric"])
+        units = max(row["units"] for row in rows)
+        few = why == FEW_UNITS
+        yield LeftOut(
+            what=f"Held-out check of {_lower(windows)}" + (f": {metrics}" if metrics else ""),
+            why=f"{counted(units, 'unit')} at most: a rate needs {held_out['minimum_units']}."
+            if few
+            else "No line judges these windows.",
         )
 
 

@@ -146,8 +146,9 @@ def _held_out(fired: Fired) -> list[str]:
     return [
         (
             "On healthy traffic that calibration did not see, the middle one of"
-            f" {counted(len(rates), 'check')} had {percent(middle)} of its windows past red (1 % is"
-            f" what red lines are made for); {count(inside)} are within what chance allows."
+            f" {counted(len(rates), 'check')} had {percent(middle)} of its windows past red (red"
+            " lines are made for 1 %, and for 2 % where both high and low values are bad);"
+            f" {count(inside)} are within what chance allows."
         )
     ]
 

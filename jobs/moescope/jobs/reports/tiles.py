@@ -57,7 +57,11 @@ def _false_alarms(report: CalibrationReport) -> Tile:
     if not rates:
         return Tile(name, NOTHING, "nothing was held out")
     inside = sum(inside_band(rate, "red") for rate in rates)
-    return Tile(name, f"{count(inside)} of {count(len(rates))}", "red rate within chance of 1 %")
+    return Tile(
+        name,
+        f"{count(inside)} of {count(len(rates))}",
+        "red rate within chance of 1 %, or 2 % of two sides",
+    )
 
 
 def _pages(report: CalibrationReport) -> Tile:

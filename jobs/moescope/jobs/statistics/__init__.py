@@ -1,4 +1,4 @@
-"""Quantiles of clustered windows and what they are worth; plain numpy, no input or output.
+"""Quantiles of clustered windows and what they are worth; no input or output.
 
 Windows are no independent draws: those of one request, or of one block of event time, are alike.
 Every function here that speaks of uncertainty takes the sampling unit of each window.
@@ -9,7 +9,7 @@ from moescope.jobs.statistics.bands import (
     RateBand,
     TwoSamples,
     draw_two_samples,
-    rate_band,
+    rate_bands,
 )
 from moescope.jobs.statistics.quantiles import (
     RankedWindows,
@@ -39,7 +39,7 @@ __all__ = [
     "centre_and_spread",
     "cluster_quantiles",
     "draw_two_samples",
-    "rate_band",
+    "rate_bands",
     "standing_of",
     "weighted_quantile",
 ]
