@@ -48,10 +48,11 @@ def suspect_units(sample: Sample) -> Suspects:
         if values is None or np.isnan(values).all() or np.nanmin(values) <= 0:
             continue
         logs = np.log(values)
-        level = np.full(len(logs), np.nan)
+        centred = np.full(logs.shape, np.nan)
         for member in cells:
-            centred = logs[member] - weighted_quantile(logs[member], 0.5)
-            level[member] = weighted_quantile(centred.T, 0.5)
+            own = logs[member]
+            centred[member] = own - weighted_quantile(own, 0.5)
+        level = weighted_quantile(centred.T, 0.5)
         known = ~np.isnan(level)
         found.update(_far_units(level[known], sample.units[known], metric.side).tolist())
     units = np.array(sorted(found), np.int64)

@@ -127,17 +127,38 @@ def lines_of(sample: Sample, minimum_units: int) -> dict[LineKey, dict[str, Esti
         values = sample.values.get(metric.name)
         if values is None or np.isnan(values).all():
             continue
-        pools: dict[str, _Standardised] = {}
-        for key, member in cells:
-            own = _pool(sample, values, member)
-            units = _count_units(own)
-            if units < minimum_units:
+        standardised: dict[str, _Standardised] = {}
+        owns = {key: _own(sample, values, member) for key, member in cells}
+        for key, own in owns.items():
+            if own.units < minimum_units:
                 continue
-            if units < RED_UNITS and key.band not in pools:
-                pools[key.band] = _standardised(sample, values, cells, key.band, minimum_units)
-            lines = _estimate(own, units, pools.get(key.band), _LINES_OF_SIDE[metric.side])
+            if own.units < RED_UNITS and key.band not in standardised:
+                in_band = {each: other for each, other in owns.items() if each.band == key.band}
+                standardised[key.band] = _standardised(sample, values, in_band, minimum_units)
+            lines = _estimate(own, standardised.get(key.band), _LINES_OF_SIDE[metric.side])
             found.setdefault(key, {})[metric.name] = lines
     return found
+
+
+class _Own(NamedTuple):
+    """Windows of one key that have a value.
+
+    Attributes:
+        member: bool [W], windows of the key.
+        units: Behind the pool.
+        centre, spread: float64 [L].
+    """
+
+    member: NDArray[np.bool_]
+    pool: _Pool
+    units: int
+    centre: NDArray[np.float64]
+    spread: NDArray[np.float64]
+
+
+def _own(sample: Sample, values: NDArray[np.float64], member: NDArray[np.bool_]) -> _Own:
+    pool = _pool(sample, values, member)
+    return _Own(member, pool, _count_units(pool), *centre_and_spread(pool.values, pool.weights))
 
 
 def _pool(sample: Sample, values: NDArray[np.float64], member: NDArray[np.bool_]) -> _Pool:
@@ -152,35 +173,29 @@ def _count_units(pool: _Pool) -> int:
 def _standardised(
     sample: Sample,
     values: NDArray[np.float64],
-    cells: list[tuple[LineKey, NDArray[np.bool_]]],
-    band: str,
+    owns: Mapping[LineKey, _Own],
     minimum_units: int,
 ) -> _Standardised:
     """Standardise the windows of a band scene by scene, where a scene has enough units."""
     scaled = np.full(values.shape, np.nan)
-    for key, member in sorted(cells, key=lambda cell: cell[0].scene):
-        if key.band != band:
-            continue
-        own = _pool(sample, values, member)
+    for key, own in sorted(owns.items(), key=lambda each: each[0].scene):
         # Scene "" comes first, and holds what no scene of its own overwrites.
-        if key.scene and _count_units(own) < minimum_units:
+        if key.scene and own.units < minimum_units:
             continue
-        if len(own.values):
-            centre, spread = centre_and_spread(own.values, own.weights)
-            scaled[member] = (values[member] - centre) / spread
-    pool = _pool(sample, scaled, np.ones(len(values), np.bool_))
-    return _Standardised(pool)
+        if len(own.pool.values):
+            scaled[own.member] = (values[own.member] - own.centre) / own.spread
+    return _Standardised(_pool(sample, scaled, np.ones(len(values), np.bool_)))
 
 
 def _estimate(
-    own: _Pool, units: int, standardised: _Standardised | None, wanted: tuple[str, ...]
+    own: _Own, standardised: _Standardised | None, wanted: tuple[str, ...]
 ) -> EstimatedLines:
-    centre, spread = centre_and_spread(own.values, own.weights)
-    layers = own.values.shape[1]
+    centre, spread, units = own.centre, own.spread, own.units
+    layers = len(centre)
     source = LineSource.OWN
     quantiles = {}
     if units >= RED_UNITS or standardised is None:
-        ranked = RankedWindows(*own)
+        ranked = RankedWindows(*own.pool)
         for name in wanted:
             quantiles[name] = tuple(ranked.quantiles(LEVELS[name]))
     else:
@@ -205,7 +220,7 @@ def _estimate(
             units=units,
         ),
         ends={name: Ends(low, high) for name, (_, low, high) in quantiles.items()},
-        windows=(~np.isnan(own.values)).sum(axis=0),
+        windows=(~np.isnan(own.pool.values)).sum(axis=0),
     )
 
 
