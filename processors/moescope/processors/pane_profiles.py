@@ -8,7 +8,7 @@ import numpy as np
 
 from moescope.core.batch import NO_START
 from moescope.core.clock import NO_TIME
-from moescope.core.router_sums import LAGS, LagSums, PositionCounts
+from moescope.core.router_sums import POSITIONS, LagSums, PositionCounts
 from moescope.core.vocabulary import Phase
 from moescope.processors.kernels.profiles import (
     PLACE_OF_POSITION,
@@ -17,7 +17,7 @@ from moescope.processors.kernels.profiles import (
     indices_at_positions,
 )
 from moescope.processors.kernels.records import NONE
-from moescope.processors.lags import NO_RING
+from moescope.processors.lags import NO_RING, LagPanes
 from moescope.processors.similarity import SimilarityPanes
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ PaneOfPhase = tuple[int, int]
 
 MOST_PENDING = 1 << 20
 """Indices that wait to be counted."""
+
+FEW = 16
+"""With fewer indices than a 16th of the places, sorting them beats counting at every place."""
 
 
 def position_origins(requests: Requests) -> NDArray[np.int64]:
@@ -65,9 +68,10 @@ class Chunk(NamedTuple):
 
 
 class _Positions:
-    """Flat indices of one pane, counted now and then."""
+    """Flat indices below `size` of one pane, counted now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._places = size
         self._waiting: list[NDArray[np.int64]] = []
         self._size = 0
         self._counted = PositionCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -80,11 +84,20 @@ class _Positions:
 
     def counted(self) -> PositionCounts:
         if self._waiting:
-            index, count = np.unique(np.concatenate(self._waiting), return_counts=True)
-            fresh = PositionCounts(index, count.astype(np.int64))
+            fresh = count_indices(np.concatenate(self._waiting), self._places)
             self._counted = add_position_counts([self._counted, fresh])
             self._waiting, self._size = [], 0
         return self._counted
+
+
+def count_indices(indices: NDArray[np.int64], size: int) -> PositionCounts:
+    """Count flat indices below `size`."""
+    if len(indices) < size // FEW:
+        index, count = np.unique(indices, return_counts=True)
+        return PositionCounts(index, count.astype(np.int64))
+    counts = np.bincount(indices)
+    index = np.flatnonzero(counts)
+    return PositionCounts(index, counts[index].astype(np.int64))
 
 
 def add_position_counts(parts: list[PositionCounts]) -> PositionCounts:
@@ -110,9 +123,10 @@ class PaneProfiles:
     ) -> None:
         self._requests = requests
         self._shape = (len(key.layers), key.experts)
+        self._places = len(POSITIONS) * len(key.layers) * key.experts
         self._top_k = key.top_k
         self._positions: dict[PaneOfPhase, _Positions] = {}
-        self._lags: dict[PaneOfPhase, LagSums] = {}
+        self._lags = LagPanes(len(key.layers))
         self.similarity = SimilarityPanes(self._shape, key.top_k, config, watermark)
 
     def add(self, chunk: Chunk) -> None:
@@ -150,30 +164,25 @@ class PaneProfiles:
                 routes.gaps, routes.relabelling, chunk.skipped_layers, rows[here], places[here], out
             )
             if size:
-                self._positions.setdefault((number, phase), _Positions()).add(out[:size])
+                self._positions.setdefault((number, phase), _Positions(self._places)).add(
+                    out[:size]
+                )
 
     def _add_lags(self, chunk: Chunk, sampled: NDArray[np.int64], rings: NDArray[np.int64]) -> None:
-        panes, pane_of_cell = _panes_of(chunk.cells[sampled])
-        shape = (len(panes), self._shape[0], LAGS)
-        overlap, pairs = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        pane_of_cell = self._lags.rows(_pane_codes(chunk.cells[sampled]))
         kept = self._requests.rings
         add_lags(
             chunk.routes.gaps, chunk.routes.relabelling, chunk.skipped_layers,
             chunk.tokens.position, chunk.offset, chunk.cells, sampled, rings,
             pane_of_cell, kept.bits, kept.sound, kept.offsets, kept.kept,
-            kept.last, overlap, pairs,
+            kept.last, self._lags.overlap, self._lags.pairs,
         )  # fmt: skip
-        for index, (number, phase) in enumerate(panes):
-            if pairs[index].any():
-                sums = LagSums(overlap[index], pairs[index])
-                held = self._lags.get((number, phase))
-                self._lags[number, phase] = sums if held is None else add_lag_sums([held, sums])
 
     def take(self, number: int, phase: int) -> tuple[PositionCounts | None, LagSums | None]:
         """Positions and lags of a pane since the last call."""
         positions = self._positions.pop((number, phase), None)
         counted = None if positions is None else positions.counted()
-        return counted, self._lags.pop((number, phase), None)
+        return counted, self._lags.take(number * len(Phase) + phase)
 
     def discard(self) -> None:
         """Throw away what would be handed out: it was, before a restart."""
@@ -182,9 +191,14 @@ class PaneProfiles:
         list(self.similarity.closed())
 
 
+def _pane_codes(cells: Records) -> NDArray[np.int64]:
+    codes: NDArray[np.int64] = cells["pane"] * len(Phase) + cells["phase"]
+    return codes
+
+
 def _panes_of(cells: Records) -> tuple[list[PaneOfPhase], NDArray[np.int64]]:
     """Distinct panes of timed cells, and which of them each cell is in."""
-    codes, place = np.unique(cells["pane"] * len(Phase) + cells["phase"], return_inverse=True)
+    codes, place = np.unique(_pane_codes(cells), return_inverse=True)
     panes = [divmod(code, len(Phase)) for code in codes.tolist()]
     return panes, place.reshape(-1).astype(np.int64)
 

@@ -10,13 +10,12 @@ import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.router_sums import (
-    FIXED_POINT,
     SIMILARITY_PANE_US,
     SimilaritySums,
 )
 from moescope.core.vocabulary import Phase
-from moescope.processors.kernels.profiles import add_counts
 from moescope.processors.kernels.records import PANE_US
+from moescope.processors.kernels.similarity import add_counts, sum_requests
 from moescope.processors.row_sampling import salted_hash
 
 if TYPE_CHECKING:
@@ -61,20 +60,7 @@ def similarity_sums(
     _, layers, experts = counts.shape
     weighted = np.zeros((layers, experts), np.int64)
     squares, requests, left_out = (np.zeros(layers, np.int64) for _ in range(3))
-    for layer in range(layers):
-        of_layer = counts[:, layer].astype(np.int64)
-        tokens = of_layer.sum(axis=1) // top_k
-        enough = tokens >= fewest_tokens
-        of_layer, tokens = of_layer[enough], tokens[enough]
-        excess = (of_layer * of_layer).sum(axis=1) - top_k * tokens
-        known = excess > 0
-        of_layer, tokens, excess = of_layer[known], tokens[known], excess[known]
-        length = np.sqrt((excess * tokens) / (tokens - 1))
-        weights = np.rint(of_layer / length[:, None] * FIXED_POINT).astype(np.int64)
-        weighted[layer] = weights.sum(axis=0)
-        squares[layer] = (weights * weights).sum()
-        requests[layer] = len(weights)
-        left_out[layer] = enough.sum() - len(weights)
+    sum_requests(counts, top_k, fewest_tokens, weighted, squares, requests, left_out)
     if not (requests.any() or left_out.any()):
         return None
     return SimilaritySums(start_us, size_us, weighted, squares, requests, left_out)
@@ -98,7 +84,8 @@ class _Pane:
     def __init__(self, width: int, most_requests: int, offset: int) -> None:
         self.offset = offset
         self._most_requests = most_requests
-        self.counts = np.zeros((16, width), np.uint32)
+        # Memory that is never touched costs nothing: rows come from the system when they are used.
+        self.counts = np.zeros((most_requests, width), np.uint32)
         self.row_of: dict[int, int] = {}
         self._largest: list[int] = []
 
@@ -126,8 +113,6 @@ class _Pane:
                 return
             row = self.row_of.pop(-heapq.heappop(self._largest))
             self.counts[row] = 0
-        elif row == len(self.counts):
-            self.counts = np.concatenate([self.counts, np.zeros_like(self.counts)])
         self.row_of[request] = row
         heapq.heappush(self._largest, -request)
 
@@ -199,7 +184,7 @@ class SimilarityPanes:
 
     def _close(self, phase: int, number: int) -> None:
         pane, size = self._panes[phase].pop(number), _SIZES[phase]
-        counts = pane.counts[sorted(pane.row_of.values())].reshape(-1, *self._shape)
+        counts = pane.counts[: len(pane.row_of)].reshape(-1, *self._shape)
         sums = similarity_sums(
             counts, self._top_k, self._config.similarity_tokens,
             start_us=number * size, size_us=size,

@@ -118,23 +118,24 @@ def add_lags(
 ) -> None:
     """Compare rows of sampled requests with up to 64 rows before them, and keep them.
 
-    A row stands at its position modulo 64 of its request's ring.
+    A row stands at its position modulo 64 of its request's ring, and once more 64 places further
+    on: so the 64 rows before any place lie side by side, the furthest first. The rows of a cell
+    are gone through layer by layer: what they are compared with stays in the first-level cache.
 
     Args:
         gaps, relabelling, skipped_layers, position: of the batch. offset: of the record.
         cells: of the chunk. chosen: int64 [C], those of sampled requests that are counted.
         ring_of_cell, pane_of_cell: int64 [C].
-        bits: uint64 [rings, L, words, LAGS], expert sets. sound: uint8 [rings, L, LAGS].
+        bits: uint64 [rings, L, words, 2 · LAGS], expert sets. sound: uint8 [rings, L, 2 · LAGS].
         offsets: int64 [rings, LAGS]. kept: int64 [rings], rows in a ring, at consecutive
             positions up to `last` int64 [rings].
-        overlap, pairs: out, int64 [panes, L, LAGS].
+        overlap, pairs: out, int64 [panes, L, LAGS], added to, the furthest lag first.
     """
     top_k, layers, _ = gaps.shape
     experts = relabelling.shape[1]
     words = bits.shape[2]
     ranks = np.empty(top_k, np.uint16)
     mine = np.empty(words, np.uint64)
-    hits = np.empty(LAGS, np.int64)
     for index in range(len(chosen)):
         cell = cells[chosen[index]]
         ring = ring_of_cell[index]
@@ -143,11 +144,12 @@ def add_lags(
         if cell["contiguous"] == 0 or last[ring] != position[first] - 1:
             kept[ring] = 0
         kept[ring] = min(kept[ring], cell["contiguous"])
-        for row in range(first, first + cell["seen"]):
-            here = position[row] % LAGS
-            history = min(kept[ring], LAGS)
-            for layer in range(layers):
-                planes = bits[ring, layer]
+        rows = cell["seen"]
+        for layer in range(layers):
+            planes = bits[ring, layer]
+            sound_at = sound[ring, layer]
+            for row in range(first, first + rows):
+                here = position[row] & (LAGS - 1)
                 is_sound = not skipped_layers[layer] and ranks_of_row(
                     gaps, layer, row, experts, ranks
                 )
@@ -156,33 +158,23 @@ def add_lags(
                     for j in range(top_k):
                         expert = relabelling[layer, ranks[j]]
                         mine[expert // WORD] |= np.uint64(1) << np.uint64(expert % WORD)
-                    hits[:] = 0
+                    furthest = LAGS - min(kept[ring] + row - first, LAGS)
+                    hits = overlap[pane, layer, furthest:]
                     for word in range(words):
-                        plane = planes[word]
-                        for i in range(LAGS):
-                            hits[i] += popcount(plane[i] & mine[word])
-                    for lag in range(1, history + 1):
-                        there = (here - lag) % LAGS
-                        overlap[pane, layer, lag - 1] += hits[there]
-                        pairs[pane, layer, lag - 1] += sound[ring, layer, there]
+                        before = planes[word, here + furthest : here + LAGS]
+                        bits_here = mine[word]
+                        for i in range(len(hits)):
+                            hits[i] += popcount(before[i] & bits_here)
+                    compared = pairs[pane, layer, furthest:]
+                    sound_before = sound_at[here + furthest : here + LAGS]
+                    for i in range(len(compared)):
+                        compared[i] += sound_before[i]
                 for word in range(words):
                     planes[word, here] = mine[word]
-                sound[ring, layer, here] = is_sound
-            offsets[ring, here] = offset
-            kept[ring] = min(kept[ring] + 1, LAGS)
-            last[ring] = position[row]
-
-
-@compiled
-def add_counts(
-    chosen: NDArray[np.int64],
-    row_of_cell: NDArray[np.int64],
-    counts: NDArray[np.unsignedinteger[Any]],
-    sums: NDArray[np.uint32],
-) -> None:
-    """Add counts [cells, L·E] of the chosen cells to the rows of `sums` that are named."""
-    for index in range(len(chosen)):
-        source = counts[chosen[index]]
-        target = sums[row_of_cell[index]]
-        for i in range(len(source)):
-            target[i] += source[i]
+                    planes[word, here + LAGS] = mine[word]
+                sound_at[here] = is_sound
+                sound_at[here + LAGS] = is_sound
+        for row in range(first, first + rows):
+            offsets[ring, position[row] & (LAGS - 1)] = offset
+        kept[ring] = min(kept[ring] + rows, LAGS)
+        last[ring] = position[first] + rows - 1
