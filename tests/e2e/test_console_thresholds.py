@@ -133,12 +133,3 @@ def test_versions_are_listed_compared_and_taken_back(calibrated: tuple[Path, str
     states = {row["version"]: row["status"] for row in told("threshold", "list", data=data)}
     assert states[version] != "active"
     assert states[second] == "draft"
-
-
-def test_a_report_says_what_a_version_rests_on(calibrated: tuple[Path, str, str]) -> None:
-    """The page and its twin lie where the command says."""
-    data, version, _ = calibrated
-    written = told("report", "calibration", version, "--out", data.parent / "out", data=data)
-    assert version in (data.parent / "out" / f"calibration-{version}.html").read_text()
-    assert json.loads((data.parent / "out" / f"calibration-{version}.json").read_text())
-    assert written["html"].endswith(f"calibration-{version}.html")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +18,7 @@ from moescope.storage import connect
 if TYPE_CHECKING:
     from pathlib import Path
 
-BLOCK = re.compile(r"^```(sh|python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|python|sql|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -106,3 +108,45 @@ def test_queries_of_other_pages_run(
     assert queries
     for query in queries:
         rows_of(data, query)
+
+
+@pytest.fixture(scope="module")
+def alerted(
+    repository_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[tuple[str, ...], str]]:
+    """The folder after the second tutorial, and what each command printed."""
+    folder = tmp_path_factory.mktemp("alerted")
+    printed = {}
+    for language, text in blocks(repository_root / "docs/tutorial/first-alert.md"):
+        if language == "toml":
+            (folder / "small.toml").write_text(text, encoding="utf-8")
+            continue
+        for program, *words in commands(text):
+            assert program == "moescope"
+            printed[tuple(words[:2])] = moescope(*words, folder=folder).stdout
+    return folder, printed
+
+
+@pytest.mark.timeout(300)
+def test_the_second_tutorial_ends_with_an_alert(
+    alerted: tuple[Path, dict[tuple[str, ...], str]],
+) -> None:
+    """Health alone pages nobody; the planted layer fires when the text says, and in each family."""
+    folder, printed = alerted
+    alerts = rows_of(folder / "fleet", "SELECT * FROM alerts WHERE fired_at IS NOT NULL")
+    assert {alert["worst_layer"] for alert in alerts} == {11}
+    assert {alert["family"] for alert in alerts} == {"load", "routing", "router"}
+    broke = datetime(2027, 1, 1, 0, 22, tzinfo=UTC).replace(tzinfo=None)
+    first = min(alert["fired_at"].replace(tzinfo=None) for alert in alerts)
+    assert timedelta(0) < first - broke <= timedelta(seconds=60)
+    assert all(alert["alert"] in printed["alert", "list"] for alert in alerts)
+    kinds = rows_of(folder / "fleet", "SELECT DISTINCT window_kind, standing FROM thresholds")
+    assert {(row["window_kind"], row["standing"]) for row in kinds} == {
+        ("token", "provisional"),
+        ("task", "provisional"),
+    }
+    assert printed["sql", "--data"].splitlines()[2].split()[0] == "11"
+    report = folder / "reports" / "calibration-t-1.html"
+    assert report.name in printed["report", "calibration"]
+    assert "t-1" in report.read_text(encoding="utf-8")
+    assert json.loads(report.with_suffix(".json").read_text(encoding="utf-8"))

@@ -38,7 +38,7 @@ MINUTE_US = 60_000_000
 
 
 @given(plans())
-@settings(max_examples=15)
+@settings(max_examples=12)
 def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
     """The same rows cut three ways give the same windows, histograms, weights, references."""
     stream = make_stream(plan)
@@ -58,7 +58,7 @@ def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
 
 
 @given(plans(lagging=True), st.sampled_from([ONE_ROW, NATURAL, LARGEST, Cut(3, repeat=4)]))
-@settings(max_examples=20)
+@settings(max_examples=14)
 def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     """Token windows, panes, accounts and metric values are what the plain-Python oracle says."""
     records = cut_stream(make_stream(plan), cut)
@@ -80,7 +80,7 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     st.sampled_from([NATURAL, LARGEST, Cut(3, repeat=4)]),
     st.integers(0, 2**32),
 )
-@settings(max_examples=20)
+@settings(max_examples=14)
 def test_commits_and_restarts_change_nothing(plan: Plan, cut: Cut, seed: int) -> None:
     """Commits anywhere, and restarts that read again from `replay_from`, give the same output."""
     records = source_records(cut_stream(make_stream(plan), cut))

@@ -19,6 +19,9 @@ def simulate(
     domain: Annotated[
         str, typer.Option(help="Watermark domain; `simulation-PREFIX` unless told otherwise.")
     ] = "",
+    start: Annotated[
+        str, typer.Option(metavar="TIME", help="Event time at which it begins, ISO 8601.")
+    ] = "2027-01-01T00:00:00",
     as_json: AsJson = False,
     config: ConfigFile = None,
     data: DataDirectory = None,
@@ -31,6 +34,7 @@ def simulate(
     """
     from moescope.console.places import log_root
     from moescope.console.progress import progress
+    from moescope.console.times import time_us
     from moescope.producers.simulator import (
         SCENARIOS,
         scenario_named,
@@ -54,6 +58,7 @@ def simulate(
             seed=seed,
             duration_s=duration,
             nodes=nodes,
+            start_us=time_us(start),
             node_prefix=prefix,
             domain=domain or f"simulation-{prefix}",
             progress=lambda seconds, sums: report(seconds, f"{sums.tokens:,} tokens"),
