@@ -50,7 +50,6 @@ def measure(scale: Scale) -> Result:
     whole_batch = np.zeros((1, LAYERS, EXPERTS), np.uint16)
 
     def count(cell_of_row: np.ndarray, counts: np.ndarray) -> None:
-        counts[:] = 0
         count_rows(
             routes.gaps, routes.relabelling, nothing_skipped, planes, 0, tokens, cell_of_row,
             no_cells, counts, no_router,

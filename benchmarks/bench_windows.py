@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from moescope.core.batch import RoutingBatch
 
+MORE_EXPERTS = 128
+
 TEXT = f"""
 What a processor does with a batch, by one thread: `Lane.roll_up` (plan, count, apply), closing by
 watermark, and handing the output out every 16 batches; {LAYERS} layers, {TOP_K} of {EXPERTS}
@@ -39,8 +42,9 @@ requests, 32 to a batch. *5 per request*: 9,600 open requests, 800 to a batch. R
 anywhere in their windows when the run begins. Each batch repeats the last two rows of every
 request as context (they are read, and not counted as work) and tells the first-ranked expert: the
 overlap and the top-1 switches of every pair of neighbouring tokens are summed with the counts, and
-so are sampled positions, the similarity of requests, and lags of 1 % of them. *Records* are encoded
-batches: checksum, decompression and validation come on top. The baselines
+so are sampled positions, the similarity of requests, and lags of 1 % of them. *With scores*: score
+entropy and margin of every row, too. *{MORE_EXPERTS} experts*: {TOP_K} of more. *Records* are
+encoded batches: checksum, decompression and validation come on top. The baselines
 count the ids of the same batches per (layer, run of {WINDOW} tokens, expert) alone: no positions,
 no time windows, no closing.
 """
@@ -87,16 +91,21 @@ def measure(scale: Scale) -> Result:
         dense_stream(quick=scale.quick, context=CONTEXT_ROWS, ranked=True),
         sparse_stream(quick=scale.quick, context=CONTEXT_ROWS, ranked=True),
     )
-    for stream in streams:
+    scored = replace(streams[0], scored=True)
+    wide = replace(streams[0], experts=MORE_EXPERTS)
+    for stream in (*streams, scored, wide):
         _check(stream)
     dense, sparse, dense_records, sparse_records = (
         _Feed(stream, scale.pick(48, 4)) for stream in (*streams, *streams)
     )
+    with_scores, more_experts = (_Feed(stream, scale.pick(48, 4)) for stream in (scored, wide))
     baselines = _baselines(dense_stream(quick=scale.quick))
     measured = rates(
         [
             Side("dense", dense.assignments, dense.run, dense.prepare),
             Side("sparse", sparse.assignments, sparse.run, sparse.prepare),
+            Side("scores", with_scores.assignments, with_scores.run, with_scores.prepare),
+            Side("experts", more_experts.assignments, more_experts.run, more_experts.prepare),
             Side(
                 "dense records", dense_records.assignments, dense_records.run_records,
                 dense_records.prepare_records,
@@ -131,6 +140,14 @@ def measure(scale: Scale) -> Result:
             Figure(
                 what="decoded batches, 5 per request", unit=unit, values=measured["sparse"],
                 target=300, baselines=from_ids,
+            ),
+            Figure(
+                what="decoded batches, 128 per request, with scores", unit=unit,
+                values=measured["scores"],
+            ),
+            Figure(
+                what=f"decoded batches, 128 per request, {MORE_EXPERTS} experts", unit=unit,
+                values=measured["experts"],
             ),
             Figure(
                 what="records, 128 per request", unit=unit, values=measured["dense records"],

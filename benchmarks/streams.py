@@ -59,6 +59,7 @@ class Stream:
         batch_us: Event time from batch to batch; rows of a batch spread over less.
         context: Rows before each request's new ones that the batch repeats.
         ranked: Whether the first-ranked expert of each row is known.
+        scored: Whether score entropy and margin of each row are known.
     """
 
     open_requests: int
@@ -72,6 +73,7 @@ class Stream:
     seed: int = 1
     context: int = 0
     ranked: bool = False
+    scored: bool = False
     _requests: dict[int, Requests] = field(default_factory=dict)
 
     @property
@@ -96,7 +98,18 @@ class Stream:
     @cached_property
     def routes(self) -> list[Routes]:
         """The same as gap planes; batches take turns with them."""
-        return [Routes.from_ids(ids, self.experts, ranked=self.ranked) for ids in self.ids]
+        if not self.scored:
+            return [Routes.from_ids(ids, self.experts, ranked=self.ranked) for ids in self.ids]
+        rng = np.random.default_rng(self.seed)
+        shape = (self.rows, self.layers)
+        return [
+            Routes.from_ids(
+                ids, self.experts, ranked=self.ranked,
+                entropy=rng.uniform(0, np.log(self.experts), shape),
+                margin=rng.uniform(0, 0.2, shape),
+            )
+            for ids in self.ids
+        ]  # fmt: skip
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:

@@ -66,19 +66,20 @@ def test_counts_equal_counting_one_by_one(top_k: int, experts: int, *, faults: b
     assert suspicious == expected_suspicious
 
 
-def test_counts_are_added_to_what_is_there() -> None:
-    """A batch that is planned in two pieces counts the same as in one."""
+def test_pieces_of_a_batch_add_up_whatever_was_there() -> None:
+    """A batch that is planned in two pieces counts the same as in one, in memory used before."""
     ids = distinct_ids(np.random.default_rng(1), 100, 16, 4)
     routes = Routes.from_ids(ids, 16)
     cell_of_row = np.zeros(100, np.int32)
     nothing = np.zeros(LAYERS, np.bool_)
-    pieces, whole = (np.zeros((1, LAYERS, 16), np.uint16) for _ in range(2))
-    for begin, end, counts in ((0, 33, pieces), (33, 100, pieces), (0, 100, whole)):
+    first, second, whole = (np.full((2, LAYERS, 16), 7, np.uint16) for _ in range(3))
+    for begin, end, counts in ((0, 33, first), (33, 100, second), (0, 100, whole)):
         count_rows(
             routes.gaps, routes.relabelling, nothing, router_planes(routes, 16), begin, end,
             cell_of_row, NO_CELLS, counts, NO_ROUTER,
         )  # fmt: skip
-    np.testing.assert_array_equal(pieces, whole)
+    np.testing.assert_array_equal(first + second, whole)
+    assert not whole[1].any()
     assert int(whole.sum()) == ids.size
 
 

@@ -161,6 +161,7 @@ class Lane:
                 self._cell_router[:used].reshape(used, self._layers, ROUTER_SUMS),
             )  # fmt: skip
             if routes.dropped is not None:
+                dropped[:] = 0
                 count_dropped(routes.dropped, begin, end, cell_of_row, dropped)
             else:
                 dropped[:] = UNKNOWN_DROPS
@@ -212,6 +213,9 @@ class Lane:
                 begin: int, end: int, cell_of_row: NDArray[np.int32], counts: NDArray[np.uint32],
                 dropped: NDArray[np.uint64],
             ) -> None:  # fmt: skip
+                counts[:] = 0
+                dropped[:] = 0
+                self._cell_router[: len(counts)] = 0
                 rows = np.arange(begin, end)
                 cell = cell_of_row[begin:end]
                 rows, cell = rows[cell >= 0], cell[cell >= 0]
@@ -287,8 +291,6 @@ class Lane:
             end, used = int(n[N_ROW]), int(n[N_CELLS])
             counts, dropped = cell_counts[:used], self._cell_dropped[:used]
             router = self._cell_router[:used]
-            for sums in (counts, dropped, router):
-                sums[:] = 0
             count(begin, end, cell_of_row, counts, dropped)
             self._carry_out(n, counts, dropped, router, live=live)
             if profile is not None and used:
@@ -584,4 +586,8 @@ def _numbers(
     names: tuple[str, ...], known: dict[str, int], number: Callable[[str], int]
 ) -> NDArray[np.int64]:
     """Numbers of names; `number` is asked for those that are not known, and notes them."""
-    return np.array([known[name] if name in known else number(name) for name in names], np.int64)
+    try:
+        return np.fromiter(map(known.__getitem__, names), np.int64, len(names))
+    except KeyError:
+        named = [known[name] if name in known else number(name) for name in names]
+        return np.array(named, np.int64)

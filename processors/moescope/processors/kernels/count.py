@@ -51,7 +51,10 @@ def count_rows(
     counts: NDArray[np.uint16],
     router: NDArray[np.int64],
 ) -> int:
-    """Count the expert ids of rows `begin … end` into their cells, and sum up what goes with them.
+    """Count the expert ids of rows `begin … end` by cell, and sum up what goes with them.
+
+    Cells are cleared when their first row is met, so that they are still near when they are
+    counted. So cells have to ascend from row to row, and to have no rows elsewhere.
 
     Args:
         gaps: uint8 or uint16 [k, L, T].
@@ -61,8 +64,8 @@ def count_rows(
         begin, end: rows.
         cell_of_row: int32 [T]; −1 is skipped.
         before_cell: int64 [cells]; row of the batch that a cell's first row makes a pair with.
-        counts: out, uint16 [cells, L, E]; added to.
-        router: out, int64 [cells, L, ROUTER_SUMS]; added to. Without cells: not wanted.
+        counts: out, uint16 [cells, L, E].
+        router: out, int64 [cells, L, ROUTER_SUMS]. Without cells: not wanted.
 
     Returns:
         Number of suspicious (row, layer) pairs: fewer than k distinct ids, or an id ≥ E. They
@@ -89,6 +92,7 @@ def count_rows(
     ranked = len(planes.top1) > 0
     no_top1 = np.empty(0, np.uint8)
     suspicious = 0
+    cleared = 0
     block_end = begin
     while block_end < end:
         block = block_end
@@ -100,9 +104,10 @@ def count_rows(
         longest = 0
         for index in range(n_runs):
             longest = max(longest, runs[index]["end"] - runs[index]["begin"])
+        if n_runs == 0:
+            continue
+        cleared = _clear(counts, router, cleared, runs[n_runs - 1]["cell"] + 1)
         for layer in range(layers):
-            if n_runs == 0:
-                break
             table = tables[layer]
             any_bad = ranks_of_block(gaps, layer, start, width, experts, ranks, bad, sums)
             if skipped_layers[layer]:
@@ -148,7 +153,18 @@ def count_rows(
                 codes = planes.margin[layer, start : start + width]
                 scores_of_block(codes, planes.margin_table, bad, scores)
                 add_scores(scores, runs, n_runs, layer, MARGIN_ROWS, router)
+    _clear(counts, router, cleared, len(counts))
     return suspicious
+
+
+@compiled
+def _clear(counts: NDArray[np.uint16], router: NDArray[np.int64], begin: int, end: int) -> int:
+    """Clear cells `begin … end`; says which comes next."""
+    for cell in range(begin, end):
+        counts[cell] = 0
+        if len(router) > 0:
+            router[cell] = 0
+    return max(begin, end)
 
 
 @compiled

@@ -86,9 +86,12 @@ def indices_at_positions(
     experts = relabelling.shape[1]
     ranks = np.empty(top_k, np.uint16)
     found = 0
-    for i in range(len(rows)):
-        for layer in range(layers):
-            if skipped_layers[layer] or not ranks_of_row(gaps, layer, rows[i], experts, ranks):
+    # Layer by layer: rows of a layer lie side by side.
+    for layer in range(layers):
+        if skipped_layers[layer]:
+            continue
+        for i in range(len(rows)):
+            if not ranks_of_row(gaps, layer, rows[i], experts, ranks):
                 continue
             base = (place_of_row[i] * layers + layer) * experts
             for j in range(top_k):
