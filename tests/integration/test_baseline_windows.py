@@ -69,13 +69,14 @@ def test_spans_scenes_and_nodes_select(store: SampleStore) -> None:
     assert requests(store, Baseline(name="b", without_nodes=("n1",))) == ["r0", "r2", "r3"]
 
 
-def test_rows_kept_for_being_red_are_left_out_where_rows_were_sampled(store: SampleStore) -> None:
-    """Their weight is 1 among rows that stand for four: they would pull every line up."""
+def test_sampled_rows_count_as_their_weights_say(store: SampleStore) -> None:
+    """Red windows were all kept, each for itself; leaving them out would lower every line."""
     add_window(store, 0, weight=4.0)
-    add_window(store, 1, weight=4.0, level="red")
-    add_window(store, 2, weight=1.0, level="red")
-    add_window(store, 70, weight=1.0, level="red")
-    assert requests(store, Baseline(name="b")) == ["r0", "r1", "r70"]
+    add_window(store, 1, weight=1.0, level="red")
+    cursor = store.cursor()
+    shape = model_shape(cursor, Baseline(name="b"), SCOPE)
+    (found,) = read_windows(cursor, Baseline(name="b"), shape, minimum_coverage=0.9)
+    assert dict(zip(found.request, found.weight, strict=True)) == {"r0": 4.0, "r1": 1.0}
 
 
 def test_times_of_alerts_that_fired_are_known(store: SampleStore) -> None:

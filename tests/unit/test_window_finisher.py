@@ -149,13 +149,15 @@ def test_a_new_calibration_replaces_what_was_prepared() -> None:
 @pytest.mark.parametrize(
     ("metric", "side", "weights"),
     [
-        ("gini", "warn_high", [1.0, 8.0, 0.0]),
-        ("gini", "red_high", [1.0, 8.0, 0.0]),
+        ("gini", "red_high", [1.0, 1.0, 0.0]),
+        ("gini", "warn_high", [0.0, 8.0, 0.0]),
         ("jain_index", "red_low", [0.0, 8.0, 0.0]),
     ],
 )
-def test_noticed_token_windows_are_stored(metric: str, side: str, weights: list[float]) -> None:
-    """Warn and red windows outside of the sample are kept; metrics that never alert keep none."""
+def test_red_token_windows_are_stored_each_for_itself(
+    metric: str, side: str, weights: list[float]
+) -> None:
+    """All red windows are kept, so none stands for others; what never alerts keeps none."""
     past = 9.0 if side.endswith("low") else -1.0
     lines = metric_lines(**{side: [np.nan, past]})
     finisher = WindowFinisher(book_of((0, version_of({line_key(): {metric: lines}}))))

@@ -20,7 +20,7 @@ from moescope.processors.histogram_kernel import (
     add_to_histograms,
     empty_histograms,
 )
-from moescope.processors.judge import Judge, past_a_line
+from moescope.processors.judge import Judge, is_red
 from moescope.processors.kernels.records import MINUTE_US
 from moescope.processors.metrics import (
     averages_of_sums,
@@ -60,7 +60,7 @@ class WindowFinisher:
     def __call__(self, group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
         """Metric values of each window, and the histogram increments of the complete ones.
 
-        A token window that would not be stored is, with weight 1, where it is warn or red.
+        A red token window is stored in any case, and then stands for itself alone.
         """
         versions = self._judge.versions(group)
         expected = self._baselines.expected(group, versions)
@@ -80,8 +80,9 @@ class WindowFinisher:
         judgement = self._judge.judge(group, values, versions)
         increments = histogram_increments(group, values)
         if judgement is not None and group.kind is WindowKind.TOKEN:
-            noticed = (group.weight == 0) & past_a_line(judgement)
-            group = replace(group, weight=np.where(noticed, 1.0, group.weight))
+            # All of them are kept, so that one in the sample stands for no other: sums of
+            # weights stay unbiased whatever is red.
+            group = replace(group, weight=np.where(is_red(judgement), 1.0, group.weight))
         finished = FinishedWindows(
             group=group,
             values=values,

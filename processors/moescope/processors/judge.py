@@ -134,9 +134,9 @@ class Judge:
         return np.stack(sets) if sets else np.empty(shape), lines_of
 
 
-def past_a_line(judgement: Judgement) -> NDArray[np.bool_]:
-    """Windows with a value of an alerting metric past its warn line, bool [W]."""
-    return np.asarray(((judgement.warn & _ALERTING) != 0).any(axis=1))
+def is_red(judgement: Judgement) -> NDArray[np.bool_]:
+    """Windows with a value of an alerting metric past its red line, bool [W]."""
+    return np.asarray(((judgement.red & _ALERTING) != 0).any(axis=1))
 
 
 class _LinesOf(NamedTuple):

@@ -12,7 +12,6 @@ from moescope.core.clock import NO_TIME
 from moescope.core.errors import InsufficientDataError, InternalError
 from moescope.core.metrics import JUDGED_METRICS, Reference
 from moescope.core.thresholds import ThresholdScope
-from moescope.core.vocabulary import WindowKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ STORED_METRICS = tuple(
 
 _IDENTITY = ("lane", "scope_value", "start", "request", "task")
 """What tells windows of one kind apart, in the order that they are read in."""
-_MINUTE_US = 60_000_000
 _TEXTS = ("scope_value", "request", "task", "node", "scene", "band", "lane")
 
 
@@ -137,9 +135,8 @@ def read_windows(
     """Windows of a baseline, one kind at a time.
 
     Only complete, covered and disjoint windows (stride = size), and only row versions as they
-    stand. Training is left out: no run has enough units for a line. Of token windows, rows
-    that were kept only because they are warn or red are left out where rows were sampled:
-    they stand for nobody else, and would make every line too high.
+    stand. Training is left out: no run has enough units for a line. Where token rows were
+    sampled, a row counts as its weight says: red ones were all kept, each for itself.
 
     Args:
         cursor: A connection for reading.
@@ -210,11 +207,8 @@ def _read_kind(
     layers = len(shape.layers)
     table = _layer_by_layer(found.to_arrow_table(), shape.layers)
     firsts = table.take(np.arange(0, table.num_rows, layers))
-    # In order, and without rows that sampling kept for their level: both are cheap per window.
     chosen = pc.sort_indices(firsts, sort_keys=[(name, "ascending") for name in _IDENTITY])
     chosen = chosen.to_numpy()
-    if window_kind == WindowKind.TOKEN:
-        chosen = chosen[_sampled_evenly(firsts)[chosen]]
     firsts = firsts.take(chosen)
 
     def times(name: str) -> NDArray[np.int64]:
@@ -282,20 +276,6 @@ def _is_layer_by_layer(table: pa.Table, layers: Sequence[int]) -> bool:
         if (codes != codes[:, :1]).any():
             return False
     return True
-
-
-def _sampled_evenly(firsts: pa.Table) -> NDArray[np.bool_]:
-    """Windows that stand for others as much as any of their lane, node and minute, bool [W]."""
-    weight = _numbers(firsts, "weight", np.float64)
-    minute = _numbers(firsts, "first_us", np.int64, NO_TIME) // _MINUTE_US
-    keys = [
-        firsts.column(name).combine_chunks().dictionary_encode().indices.to_numpy()
-        for name in ("lane", "node")
-    ]
-    _, group = np.unique(np.stack([*keys, minute]), axis=1, return_inverse=True)
-    greatest = np.zeros(len(weight))
-    np.maximum.at(greatest, group.reshape(-1), weight)
-    return weight >= greatest[group.reshape(-1)]
 
 
 def _numbers(table: pa.Table, name: str, dtype: Any, null: Any = None) -> NDArray[Any]:  # noqa: ANN401

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow.compute as pc
 
 from moescope.core.metrics import BY_NAME, Reference
-from moescope.core.vocabulary import WindowKind
 from moescope.jobs.reports.rows import SCOPE, fetch
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _KIND = ("phase", "window_kind", "size", "stride", "scope_kind")
 _SCENE = "CASE WHEN w.scope_kind = 'scene' THEN w.scope_value ELSE w.scene END"
 _NUMBERS = ("warn_low", "warn_high", "red_low", "red_high", "centre")
-_NO_MINUTE = np.iinfo(np.int64).min
 
 
 class Selection(NamedTuple):
@@ -64,8 +62,7 @@ class Judged:
 
     A window is judged as when it closes: by the lines of its scene where there are some, else by
     those of any scenes; past a line is strictly past. Rows stand for as many windows as their
-    weight says; where token windows were sampled, those kept for being warn or red are left out,
-    since the sample stands for them.
+    weight says.
 
     Args:
         cursor: To the store.
@@ -96,7 +93,6 @@ class Judged:
         found = self._cursor.sql(
             f"SELECT w.layer, {_SCENE} AS window_scene, w.band, w.weight, w.lane, w.node,"  # noqa: S608 (constants)
             " w.scope_value, w.start, w.request, w.close_time,"
-            " epoch_us(date_trunc('minute', w.first_time)) AS minute,"
             " coalesce(w.threshold_version = ?, false) AS of_this_version,"
             f" {values} FROM windows w WHERE {scope} AND w.complete AND w.coverage IS NOT NULL"
             f" AND w.weight > 0 AND {self._selection.condition}",
@@ -135,9 +131,6 @@ class KindWindows:
         self._band, self._bands = _coded(table, "band")
         self._layer = np.searchsorted(np.array(layers), table.column("layer").to_numpy())
         self._weight = table.column("weight").to_numpy()
-        self._evenly_weighted = len(self._weight) == 0 or bool(
-            (self._weight == self._weight[0]).all()
-        )
         place = {layer: at for at, layer in enumerate(layers)}
         self._lines: dict[str, dict[tuple[str, str], NDArray[np.float64]]] = {}
         for metric, scene, band, layer, *numbers in lines:
@@ -165,8 +158,6 @@ class KindWindows:
         lines, _ = self._lines_by_pair(metric)
         found = lines[self._scene, self._band, self._layer]
         row = np.flatnonzero(known & ~np.isnan(found[:, 0]))
-        if self._kind[1] == WindowKind.TOKEN and not self._evenly_weighted:
-            row = row[self._sampled_evenly(row)]
         value = value[row]
         _, warn_low, warn_high, red_low, red_high, centre = found[row].T
         level = ((value > warn_high) | (value < warn_low)).astype(np.int8)
@@ -245,17 +236,6 @@ class KindWindows:
                     lines[at, place][there] = of_scene[there]
                     own[at, place] = there
         return lines, own
-
-    def _sampled_evenly(self, row: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Rows that stand for others as much as any of their lane, node and minute."""
-        minute = self._table.column("minute").fill_null(_NO_MINUTE).to_numpy()
-        keys = [_coded(self._table, name)[0][row] for name in ("lane", "node")]
-        _, group = np.unique(np.stack([*keys, minute[row]]), axis=1, return_inverse=True)
-        weight = self._weight[row]
-        greatest = np.zeros(len(row))
-        np.maximum.at(greatest, group.reshape(-1), weight)
-        even: NDArray[np.bool_] = weight >= greatest[group.reshape(-1)]
-        return even
 
 
 def _coded(table: pa.Table, name: str) -> tuple[NDArray[np.int64], list[Any]]:
