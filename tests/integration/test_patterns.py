@@ -142,14 +142,18 @@ def test_rows_that_no_router_chooses_are_an_engine_fault(
     add_rows(
         database, "lanes", [{"lane": "lane", "model": "m", "revision": "r", "layers": [0, 1, 2, 3]}]
     )
-    for node, pairs in (("broken", 400), ("fine", 4)):
+    for node, pairs, reason in (
+        ("broken", 400, "suspicious_rows"),
+        ("fine", 4, "suspicious_rows"),
+        ("looping", 400, "repeated_generation"),
+    ):
         add_rows(
             database,
             "batches",
             [
                 {
                     "node": node, "model": "m", "revision": "r", "accepted_rows": 1000,
-                    "suspicious_pairs": pairs, "reasons": ["suspicious_rows"],
+                    "suspicious_pairs": pairs, "reasons": [reason],
                     "append_time": T0 + minute * MINUTE, "log_offset": minute,
                 }
                 for minute in (0, 1)

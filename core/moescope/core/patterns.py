@@ -82,7 +82,8 @@ PATTERNS: tuple[Pattern, ...] = (
         name="engine_fault",
         summary="What the producer sends cannot be the router's choice.",
         evidence="More than one in a thousand (token, layer) pairs of a node's minute repeat an "
-        "expert, name one that does not exist, are all zero, or repeat the row before for long.",
+        "expert, name one that does not exist, are all zero, or repeat the row before for long "
+        "(generations that loop do that by themselves and do not count).",
         likely_cause="A fused kernel that bypasses the hook, warm-up or padding rows that are not "
         "marked, physical ids, or an overwritten buffer.",
         next_step="`moescope doctor` and the view `coverage` show the node and the reason; "

@@ -14,6 +14,7 @@ from moescope.core.vocabulary import (
     MAX_SCENES,
     OTHER_SCENE,
     UNKNOWN_SCENE,
+    Phase,
 )
 from moescope.processors.kernels.advance import close_due, flush_tasks, seal_slots
 from moescope.processors.kernels.apply import apply_ops
@@ -304,7 +305,10 @@ class Lane:
             account.late += int(n[N_LATE])
             if n[N_IDENTICAL]:
                 account.suspicious_pairs += int(n[N_IDENTICAL]) * self._layers
-                account.reasons += ("identical_rows",)
+                repeated = phase[begin:end][identical[begin:end]]
+                # A generation that loops does this by itself; a prompt does not.
+                generated = bool((repeated == Phase.DECODE).all())
+                account.reasons += ("repeated_generation" if generated else "identical_rows",)
             begin = end
         if account.stale:
             account.stale_rows = tuple(np.flatnonzero(cell_of_row == STALE_ROW).tolist())

@@ -25,7 +25,8 @@ WITH_EXAMPLES: Final = "few_shot_with"
 WITHOUT_EXAMPLES: Final = "few_shot_without"
 
 _THRESHOLDS = """
-    SELECT v.version, v.model, json_extract(v.summary_json, '$.windows')::BIGINT AS windows,
+    SELECT v.version, v.model,
+        list_sum(json_extract(v.summary_json, '$.kinds[*].windows')::BIGINT[])::BIGINT AS windows,
         max(t.units) AS units, count(*) AS lines,
         count(*) FILTER (t.standing = 'firm') AS firm,
         count(*) FILTER (t.standing = 'provisional') AS provisional
