@@ -30,6 +30,12 @@ def print_report(result: DemoResult) -> None:
             "\nin which the expected pattern was named. Page: seconds of event time to the first.\n"
         )
         _scorecard(incidents)
+        if any(each.pages for each in incidents if each.stretch.name.endswith("_cached")):
+            print(
+                "\nBehind a cached prefix nothing of it is computed, and no pattern is named. But JSON"
+                "\nthat follows other text is routed differently, and the family `routing` pages for"
+                "\nthat (docs/decisions/0013-context-moves-routing.md)."
+            )
         _paired(result)
     _health(recorded, result)
     simulated = [each for each in result.outcomes if each.stretch.model != TINY_MOE]
