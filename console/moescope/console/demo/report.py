@@ -32,9 +32,9 @@ def print_report(result: DemoResult) -> None:
         _scorecard(incidents)
         if any(each.pages for each in incidents if each.stretch.name.endswith("_cached")):
             print(
-                "\nBehind a cached prefix nothing of it is computed, and no pattern is named. But JSON"
-                "\nthat follows other text is routed differently, and the family `routing` pages for"
-                "\nthat (docs/decisions/0013-context-moves-routing.md)."
+                "\nBehind a cached prefix nothing of it is computed, and no pattern is named. But"
+                "\nJSON that follows other text is routed differently, and the family `routing`"
+                "\npages for that (docs/decisions/0013-context-moves-routing.md)."
             )
         _paired(result)
     _health(recorded, result)
