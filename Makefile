@@ -8,6 +8,8 @@ COMPONENTS := core producers processors storage jobs console
 PYTHON_SOURCES := $(COMPONENTS) $(wildcard tests scripts benchmarks examples)
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
+# Processes that share the tests, file by file. 0 runs them in this one (for a debugger).
+WORKERS ?= 2
 
 .PHONY: help demo test check format bench docs lock faults fuzz setup setup-dev engines recordings
 
@@ -24,7 +26,7 @@ demo: setup ## a simulated fleet, planted incidents, and what moescope saw (ARGS
 	$(BIN)/moescope demo $(ARGS)
 
 test: setup-dev ## unit, property, integration and e2e tests (ARGS=… is passed to pytest)
-	$(PYTEST) -m "not engines" $(ARGS)
+	$(PYTEST) -m "not engines" -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: setup-dev ## lint, types, import layers, generated pages up to date
 	$(BIN)/ruff check .
