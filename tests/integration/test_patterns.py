@@ -146,6 +146,7 @@ def test_rows_that_no_router_chooses_are_an_engine_fault(
         ("broken", 400, "suspicious_rows"),
         ("fine", 4, "suspicious_rows"),
         ("looping", 400, "repeated_generation"),
+        ("both", 400, "all_zero_layer"),
     ):
         add_rows(
             database,
@@ -159,7 +160,19 @@ def test_rows_that_no_router_chooses_are_an_engine_fault(
                 for minute in (0, 1)
             ],
         )  # fmt: skip
-    (finding,) = engine_fault_findings(database, *ALWAYS)
+    both = {"node": "both", "model": "m", "revision": "r", "suspicious_pairs": 10}
+    add_rows(
+        database,
+        "batches",
+        [
+            {
+                **both, "accepted_rows": 1, "append_time": T0, "log_offset": 9,
+                "reasons": ["repeated_generation", "all_zero_layer"],
+            }
+        ],
+    )  # fmt: skip
+    both_finding, finding = engine_fault_findings(database, *ALWAYS)
+    assert both_finding.scope_value == "both"
     assert (finding.pattern, finding.scope_value) == ("engine_fault", "broken")
     assert finding.evidence["suspicious_share"] == 0.1
     assert finding.evidence["reasons"] == ["suspicious_rows"]

@@ -207,7 +207,7 @@ def test_paging_blocks_hold_the_worst_of_each_slot() -> None:
     own = lines[key("a")]["gini"].lines
     past = (values - own.red_high) / own.spread
     by_slot = past.max(axis=1).reshape(5, 12, 5)
-    few = (by_slot > 0).sum(axis=2) < 2  # of five: a quarter of them is more than one
+    few = (by_slot > 0).sum(axis=2) < 3  # as many as a quarter, and at least three
     expected = np.where(few, np.minimum(by_slot.max(axis=2), 0), by_slot.max(axis=2))
     assert few.any()
     np.testing.assert_allclose(np.stack(series.blocks), expected)

@@ -64,6 +64,17 @@ def outcome(expected: Expectation, values: dict[str, Any]) -> Outcome:
         (Expectation(pattern="few_shot_pull", paired=True), {}, "not shown"),
         (Expectation(pattern="few_shot_pull", paired=True), {"pulled": True}, AS_EXPECTED),
         (Expectation(pages=True), {}, "no page"),
+        (Expectation(pages=True), {"joined": True}, "joined an open page"),
+        (
+            Expectation(pattern="mix_shift"),
+            {"named_blocks": {"mix_shift": 4, "fixed_prefix": 1}},
+            "fixed_prefix named in 1 of 4 min",
+        ),
+        (
+            Expectation(pattern="mix_shift", companions=frozenset({"fixed_prefix"})),
+            {"named_blocks": {"mix_shift": 4, "fixed_prefix": 1}},
+            AS_EXPECTED,
+        ),
         (Expectation(pages=True), {"page_delay_s": 5.0, "pages": ("x",)}, AS_EXPECTED),
         (Expectation(coverage=True), {}, "coverage did not drop"),
         (Expectation(coverage=True), {"uncovered_s": 5}, AS_EXPECTED),
@@ -184,6 +195,7 @@ def test_outcomes_count_windows_names_and_pages() -> None:
     assert (shown.windows, shown.red, shown.blocks, shown.red_blocks) == (4, 2, 3, 2)
     assert (shown.metric, shown.delay_s, shown.pointwise) == ("gini", 10.0, 4 / 12)
     assert one.named_blocks == {"fixed_prefix": 2}
-    assert (len(one.pages), one.page_delay_s) == (2, 20.0)
+    # A slot that begins at 20 s ends at 25 s and is judged 2 s later; "b" is no page of its own.
+    assert (len(one.pages), one.page_delay_s, one.joined) == (2, 27.0, True)
     assert (health.pages, health.named_blocks) == ((), {})
     assert verdict(one) == AS_EXPECTED

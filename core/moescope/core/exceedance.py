@@ -20,6 +20,14 @@ A token window belongs to one request. The worst of many windows is decided by t
 of the moment, and an odd request is no fault of the model; a fault of the model shows in many.
 """
 
+FEWEST_RED = 3
+"""And at least so many: of a few windows a quarter is one request again."""
+
+
+def are_few(windows: int, red_windows: int) -> bool:
+    """Whether so few token windows are red that their worst one must not page."""
+    return red_windows < max(FEWEST_RED, LEAST_RED_SHARE * windows)
+
 
 class ExceedanceKey(NamedTuple):
     """One slot of one paging statistic.
@@ -72,8 +80,8 @@ class Exceedance:
         Args:
             kind: Kind of the windows.
         """
-        few = self.red_windows < LEAST_RED_SHARE * self.windows
-        return min(self.value, 0.0) if few and kind == WindowKind.TOKEN else self.value
+        few = kind == WindowKind.TOKEN and are_few(self.windows, self.red_windows)
+        return min(self.value, 0.0) if few else self.value
 
     def merged(self, other: Exceedance) -> Exceedance:
         """Both together; ties go to the earliest window, so that order never matters."""

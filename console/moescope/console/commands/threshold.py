@@ -108,7 +108,7 @@ def show(
 ) -> None:
     """Show a version's lines: a summary per kind of window, or each line with a filter.
 
-    Example: moescope threshold show t-1 --metric top1_share --kind token
+    Example: moescope threshold show t-1 --metric topk_load_share --kind token
     """
     from moescope.console.reading import Reader
     from moescope.console.threshold_rows import LineFilter, version_document

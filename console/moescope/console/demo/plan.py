@@ -27,7 +27,6 @@ HEALTH_BETWEEN_BLOCKS: Final = 2
 HEALTHY: Final = ("healthy_prefill", "healthy_aligned", "healthy_decode")
 HELD_OUT: Final = (
     "healthy_prefill_held_out",
-    "healthy_aligned_held_out",
     "healthy_decode_held_out",
 )
 INCIDENTS: Final = tuple(RECORDED)

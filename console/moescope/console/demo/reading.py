@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.demo.incidents import TINY_MOE
+from moescope.console.demo.rows import rows_of
 from moescope.core.errors import InsufficientDataError
 from moescope.core.metrics import BY_NAME
 from moescope.jobs.baselines import Baseline, Span
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from moescope.console.demo.incidents import Stretch
     from moescope.core.settings import Settings
+    from moescope.jobs.calibration import HeldOut
 
 QUESTION_WINDOW: Final = 128
 WITH_EXAMPLES: Final = "few_shot_with"
@@ -52,6 +54,7 @@ class Facts:
         held_out: Per kind of window and alerting metric: pointwise rate and its band.
         held_out_inside, held_out_all: Of all rates of red lines, how many are inside.
         few_shot: The paired comparison; None without those recordings.
+        checked: The whole check on held-out health; None without recordings.
     """
 
     event_minutes: int
@@ -62,15 +65,17 @@ class Facts:
     held_out_inside: int
     held_out_all: int
     few_shot: dict[str, Any] | None
+    checked: HeldOut | None
 
 
 def read_facts(
     cursor: duckdb.DuckDBPyConnection, stretches: Sequence[Stretch], settings: Settings
 ) -> Facts:
     """Read them from the store."""
-    rows, minutes = _rows(cursor, _EVENT_TIME)[0].values()
-    thresholds = _rows(cursor, _THRESHOLDS)
-    rates = _held_out(cursor, stretches, settings)
+    rows, minutes = rows_of(cursor, _EVENT_TIME)[0].values()
+    thresholds = rows_of(cursor, _THRESHOLDS)
+    checked = _held_out(cursor, stretches, settings)
+    rates = _rates(checked)
     return Facts(
         event_minutes=minutes,
         window_rows=rows,
@@ -80,21 +85,26 @@ def read_facts(
         held_out_inside=sum(rate["inside"] for rate in rates),
         held_out_all=len(rates),
         few_shot=_few_shot(cursor),
+        checked=checked,
     )
 
 
 def _held_out(
     cursor: duckdb.DuckDBPyConnection, stretches: Sequence[Stretch], settings: Settings
-) -> list[dict[str, Any]]:
-    """Pointwise rates of the red lines on held-out health."""
+) -> HeldOut | None:
+    """The lines of the small model on held-out health."""
     spans = tuple(Span(each.start_us, each.end_us) for each in stretches if each.held_out)
-    version = cursor.execute(
+    found = cursor.execute(
         "SELECT max(version) FROM threshold_versions WHERE model = ?", [TINY_MOE]
-    ).fetchone()
-    if not spans or version is None or version[0] is None:
-        return []
+    ).fetchall()
+    if not spans or found[0][0] is None:
+        return None
     selection = Baseline(name="held-out", spans=spans, models=(TINY_MOE,))
-    checked = held_out_check(cursor, version[0], selection, options=CalibrationOptions.of(settings))
+    return held_out_check(cursor, found[0][0], selection, options=CalibrationOptions.of(settings))
+
+
+def _rates(checked: HeldOut | None) -> list[dict[str, Any]]:
+    """Of the red lines of alerting metrics, what the screen shows."""
     return [
         {
             "windows": f"{rate.phase} {rate.window_kind} {_size(rate.window_kind, rate.size)}"
@@ -107,7 +117,7 @@ def _held_out(
             "high": rate.high,
             "inside": rate.inside,
         }
-        for rate in checked.rates
+        for rate in (checked.rates if checked else ())
         if rate.line == "red" and BY_NAME[rate.metric].alerts
     ]
 
@@ -134,9 +144,3 @@ def _few_shot(cursor: duckdb.DuckDBPyConnection) -> dict[str, Any] | None:
         "of_layers": len(pull.p_value),
         "pulled": pull.pulled,
     }
-
-
-def _rows(cursor: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
-    answer = cursor.execute(query)
-    names = [column[0] for column in answer.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]

@@ -30,9 +30,14 @@ def print_report(result: DemoResult) -> None:
             "\nin which the expected pattern was named. Page: seconds of event time to the first.\n"
         )
         _scorecard(incidents)
-        if any(each.pages for each in incidents if each.stretch.name.endswith("_cached")):
+        if any(
+            page.startswith("routing")
+            for each in incidents
+            if each.stretch.name.endswith("_cached")
+            for page in each.pages
+        ):
             print(
-                "\nBehind a cached prefix nothing of it is computed, and no pattern is named. But"
+                "\nBehind a cached prefix nothing of it is computed, and no fault is named. But"
                 "\nJSON that follows other text is routed differently, and the family `routing`"
                 "\npages for that (docs/decisions/0013-context-moves-routing.md)."
             )
@@ -56,6 +61,7 @@ def print_report(result: DemoResult) -> None:
 def as_document(result: DemoResult) -> dict[str, Any]:
     """Everything as JSON values; the scorecard with its verdicts."""
     document = asdict(result)
+    document["facts"]["checked"] = result.facts.checked and result.facts.checked.to_json()
     document["outcomes"] = [
         {
             **asdict(outcome),
@@ -110,7 +116,7 @@ def _scorecard(found: list[Outcome]) -> None:
     print_table(
         (
             "incident", "min", *(f"red {name}" for name in _KIND_NAMES), "mostly", "expected",
-            "named", "delay s", "page", "verdict",
+            "named", "also named", "delay s", "page", "verdict",
         ),
         [_row(outcome) for outcome in found],
     )  # fmt: skip
@@ -130,6 +136,7 @@ def _row(outcome: Outcome) -> tuple[Any, ...]:
         max(shown, key=lambda each: each.red).metric,
         expected.pattern or ("coverage" if expected.coverage else _or_red(outcome)),
         named,
+        ", ".join(f"{name} {blocks}" for name, blocks in outcome.other_names.items()),
         f"{min(delays):.0f}" if delays else "",
         "" if outcome.page_delay_s is None else f"{outcome.page_delay_s:.0f}",
         verdict(outcome),

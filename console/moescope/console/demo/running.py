@@ -27,6 +27,8 @@ from moescope.console.progress import progress
 from moescope.console.working import carry_out
 from moescope.core.errors import InputError, InternalError
 from moescope.core.settings import Settings
+from moescope.jobs.reports import calibration_report
+from moescope.jobs.scheduler.reporting import reports_folder
 from moescope.producers.simulator import LABELS_FILE
 
 if TYPE_CHECKING:
@@ -130,6 +132,10 @@ def run_demo(
         reported = stages.look()
         with owner.parts.store.cursor() as cursor:
             facts = read_facts(cursor, stretches, settings)
+            if facts.checked is not None:
+                folder = reports_folder(directory)
+                check = facts.checked.to_json()
+                calibration_report(cursor, facts.checked.version, folder, check)
             found = tuple(
                 replace(each, pulled=bool(facts.few_shot and facts.few_shot["pulled"]))
                 for each in outcomes(cursor, stretches)

@@ -8,6 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.demo.plan import MINUTE_US, SECOND_US
+from moescope.console.demo.rows import rows_of
+from moescope.core.exceedance import SLOT_US
 from moescope.core.patterns import PATTERN_BY_NAME
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 WINDOW_KINDS: Final = (("token", 128), ("time", 5 * SECOND_US), ("time", MINUTE_US))
 """Kinds and sizes of windows that the scorecard shows."""
 
-AFTERGLOW_US: Final = 90 * SECOND_US
-"""A page fired so soon after an incident still belongs to it: `for` and lateness take time."""
+DECIDED_US: Final = SLOT_US + 2 * SECOND_US
+"""From the begin of a slot, which `fired_at` names, until the slot can be judged."""
 
 _WINDOWS = """
     SELECT window_kind, size,
@@ -95,8 +97,9 @@ class Outcome:
     Attributes:
         shown: By `kind:size`.
         named_blocks: Pattern → minutes that a finding of it overlaps.
-        pages: Pages that fired in it, one per cause.
-        page_delay_s: From its begin to the first of them.
+        pages: Pages of alerts that began in it; those sent with an open page are not pages.
+        joined: Whether an alert began in it that had the same cause as an open page.
+        page_delay_s: From its begin until the first page could be sent, in event time.
         uncovered_s: Seconds without data, or whose coverage was too low for a verdict.
         pulled: Whether the comparison with the twin shows the paired pattern.
     """
@@ -107,6 +110,7 @@ class Outcome:
     pages: tuple[str, ...]
     page_delay_s: float | None
     uncovered_s: int
+    joined: bool = False
     pulled: bool = False
 
     @property
@@ -115,28 +119,33 @@ class Outcome:
         return self.named_blocks.get(self.stretch.expected.pattern, 0)
 
     @property
+    def other_names(self) -> dict[str, int]:
+        """Patterns that were named besides the expected one, with their minutes."""
+        expected = self.stretch.expected.pattern
+        return {name: blocks for name, blocks in self.named_blocks.items() if name != expected}
+
+    @property
     def false_names(self) -> dict[str, int]:
-        """Patterns that may page and were named although another one, or none, was expected."""
+        """Of these, patterns that may page and do not come with the expected one."""
         return {
             name: blocks
-            for name, blocks in self.named_blocks.items()
-            if name != self.stretch.expected.pattern
-            and PATTERN_BY_NAME[name].pages
-            and not self.stretch.expected.pattern
+            for name, blocks in self.other_names.items()
+            if PATTERN_BY_NAME[name].pages and name not in self.stretch.expected.companions
         }
 
 
 def outcomes(cursor: duckdb.DuckDBPyConnection, stretches: Iterable[Stretch]) -> list[Outcome]:
     """What came of each stretch, from one read of the store each."""
     listed = list(stretches)
-    pages = {model: _rows(cursor, _PAGES, model=model) for model in {each.model for each in listed}}
-    return [_outcome(cursor, stretch, listed, pages[stretch.model]) for stretch in listed]
+    pages = {
+        model: rows_of(cursor, _PAGES, model=model) for model in {each.model for each in listed}
+    }
+    return [_outcome(cursor, stretch, pages[stretch.model]) for stretch in listed]
 
 
 def _outcome(
     cursor: duckdb.DuckDBPyConnection,
     stretch: Stretch,
-    stretches: Sequence[Stretch],
     pages: Sequence[dict[str, Any]],
 ) -> Outcome:
     span: dict[str, Any] = {
@@ -145,8 +154,9 @@ def _outcome(
         "end": stretch.end_us,
         "nodes": list(stretch.nodes),
     }
-    windows = _rows(cursor, _WINDOWS, scope="node" if stretch.nodes else "all", **span)
-    fired = [page for page in pages if _belongs(page, stretch, stretches)]
+    windows = rows_of(cursor, _WINDOWS, scope="node" if stretch.nodes else "all", **span)
+    began = [page for page in pages if _began_in(page, stretch)]
+    sent = [page for page in began if not page["caused_by"]]
     return Outcome(
         stretch=stretch,
         shown={
@@ -156,40 +166,25 @@ def _outcome(
             )
             for kind, size in WINDOW_KINDS
         },
-        named_blocks=_named(_rows(cursor, _FINDINGS, **span), stretch),
-        pages=tuple(
-            f"{page['family']} in {page['window_kind']} windows"
-            for page in fired
-            if not page["caused_by"]
-        ),
+        named_blocks=_named(rows_of(cursor, _FINDINGS, **span), stretch),
+        pages=tuple(f"{page['family']} in {page['window_kind']} windows" for page in sent),
+        joined=len(began) > len(sent),
         page_delay_s=min(
-            ((page["fired"] - stretch.start_us) / SECOND_US for page in fired), default=None
+            ((page["fired"] + DECIDED_US - stretch.start_us) / SECOND_US for page in sent),
+            default=None,
         ),
         uncovered_s=_uncovered(cursor, stretch, span),
     )
 
 
-def _belongs(page: dict[str, Any], stretch: Stretch, stretches: Sequence[Stretch]) -> bool:
-    """Whether a page is because of a stretch: it began in it, or else fired in it."""
-    same = [
-        each
-        for each in stretches
-        if each.model == stretch.model
-        and (not each.nodes or page["scope_kind"] != "node" or page["scope_value"] in each.nodes)
-    ]
-    began = [
-        each
-        for each in same
-        if each.start_us <= page["began"] < each.end_us
-        and page["fired"] < each.end_us + AFTERGLOW_US
-        and _is_incident(each)
-    ]
-    fired = [each for each in same if each.start_us <= page["fired"] < each.end_us]
-    return stretch in (began or fired)
-
-
-def _is_incident(stretch: Stretch) -> bool:
-    return bool(stretch.expected.pattern or stretch.expected.token or stretch.expected.time)
+def _began_in(page: dict[str, Any], stretch: Stretch) -> bool:
+    """Whether a page is because of a stretch: its first slot over the line ends in it."""
+    if stretch.nodes:
+        if page["scope_kind"] == "node" and page["scope_value"] not in stretch.nodes:
+            return False
+        if page["scope_kind"] != "node" and stretch.expected.coverage:
+            return False
+    return bool(stretch.start_us - SLOT_US < page["began"] < stretch.end_us)
 
 
 def _shown(windows: Sequence[dict[str, Any]], start_us: int) -> Shown:
@@ -229,8 +224,8 @@ def _uncovered(cursor: duckdb.DuckDBPyConnection, stretch: Stretch, span: dict[s
     """Node seconds of a stretch that moescope did not judge for want of data."""
     if not stretch.nodes:
         return 0
-    (row,) = _rows(cursor, _COVERED, **span)
-    (layers,) = _rows(
+    (row,) = rows_of(cursor, _COVERED, **span)
+    (layers,) = rows_of(
         cursor,
         "SELECT max(len(layers)) AS layers FROM lanes WHERE model = $model",
         model=stretch.model,
@@ -238,11 +233,3 @@ def _uncovered(cursor: duckdb.DuckDBPyConnection, stretch: Stretch, span: dict[s
     windows = len(stretch.nodes) * (stretch.end_us - stretch.start_us) // (5 * SECOND_US)
     low = row["uncovered"] // max(layers["layers"] or 1, 1)
     return 5 * (max(0, windows - int(row["windows"])) + int(low))
-
-
-def _rows(
-    cursor: duckdb.DuckDBPyConnection, query: str, **parameters: object
-) -> list[dict[str, Any]]:
-    answer = cursor.execute(query, parameters)
-    names = [column[0] for column in answer.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in answer.fetchall()]

@@ -46,8 +46,8 @@ def _deviations(outcome: Outcome) -> Iterator[str]:
             yield from _too_seldom(words, outcome.shown[kind].red_blocks, outcome.stretch.blocks)
     if expected.pages is False and outcome.pages:
         yield f"paged: {', '.join(outcome.pages)}"
-    if expected.pages and outcome.page_delay_s is None:
-        yield "no page"
+    if expected.pages and not outcome.pages:
+        yield "joined an open page" if outcome.joined else "no page"
 
 
 def _naming(outcome: Outcome) -> Iterator[str]:

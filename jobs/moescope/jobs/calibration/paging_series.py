@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moescope.core.clock import NO_TIME
-from moescope.core.exceedance import LEAST_RED_SHARE, SLOT_US
+from moescope.core.exceedance import SLOT_US, are_few
 from moescope.core.metrics import FAMILIES, Family
 from moescope.core.vocabulary import WindowKind
 from moescope.jobs.paging import PagingSeries
@@ -40,11 +40,11 @@ def paging_series(
     """
     found = []
     for sample in samples:
-        worst = _worst_of_windows(sample, version)
+        worst, seen = _worst_of_windows(sample, version)
         for family in Family:
             if np.isnan(worst[family]).all():
                 continue
-            blocks, scopes = _blocks(sample, worst[family], block_us)
+            blocks, scopes = _blocks(sample, worst[family], seen[family], block_us)
             if blocks:
                 w = sample.windows
                 found.append(
@@ -65,8 +65,12 @@ def paging_series(
 
 def _worst_of_windows(
     sample: Sample, version: ThresholdVersion
-) -> dict[Family, NDArray[np.float64]]:
-    """By family float64 [W]; NaN where nothing is judged."""
+) -> tuple[dict[Family, NDArray[np.float64]], dict[Family, NDArray[np.float64]]]:
+    """By family float64 [W], NaN where nothing is judged: what enters paging, and what was seen.
+
+    The two differ in windows that a mix shift explains.
+    """
+    seen = {family: np.full(len(sample.windows), np.nan) for family in Family}
     worst = {family: np.full(len(sample.windows), np.nan) for family in Family}
     for member, lines in _judging(sample, version):
         mixed: NDArray[np.bool_] = np.zeros(int(member.sum()), np.bool_)
@@ -79,10 +83,11 @@ def _worst_of_windows(
                 if metric.name in lines and metric.name in sample.values:
                     past = exceedance(sample.values[metric.name][member], lines[metric.name])
                     highest = np.fmax(highest, np.fmax.reduce(past, axis=1))
+            seen[family][member] = highest
             if family is not Family.ROUTING:
                 highest[mixed] = np.nan
             worst[family][member] = highest
-    return worst
+    return worst, seen
 
 
 def _judging(
@@ -102,7 +107,7 @@ def _judging(
 
 
 def _blocks(
-    sample: Sample, worst: NDArray[np.float64], block_us: int
+    sample: Sample, worst: NDArray[np.float64], seen: NDArray[np.float64], block_us: int
 ) -> tuple[list[NDArray[np.float64]], int]:
     """Slots of each block and scope value in order, and the number of scope values."""
     w = sample.windows
@@ -118,9 +123,9 @@ def _blocks(
         values = slots.setdefault(key, np.full(length, np.nan))
         values[place] = np.fmax(values[place], worst[window])
         counted = judged.setdefault(key, np.zeros((length, 2), np.int64))
-        counted[place] += (not np.isnan(worst[window]), worst[window] > 0)
+        counted[place] += (not np.isnan(seen[window]), seen[window] > 0)
     if w.kind == WindowKind.TOKEN:
         for key, values in slots.items():
-            few = judged[key][:, 1] < LEAST_RED_SHARE * judged[key][:, 0]
+            few = [are_few(windows, red) for windows, red in judged[key].tolist()]
             values[few] = np.minimum(values[few], 0.0)
     return [slots[key] for key in sorted(slots)], max(len({value for value, _ in slots}), 1)

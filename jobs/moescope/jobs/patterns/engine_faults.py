@@ -24,7 +24,8 @@ _SUSPICIOUS = """
             list_sort(list_distinct(flatten(list(reasons)))) AS reasons
         FROM batches
         WHERE append_time >= make_timestamp(?) AND append_time < make_timestamp(?)
-            AND NOT list_contains(reasons, 'repeated_generation')
+            AND NOT (list_contains(reasons, 'repeated_generation')
+                AND list_has_all(['repeated_generation', 'suspicious_rows'], reasons))
         GROUP BY ALL HAVING sum(suspicious_pairs) > 0
     )
     SELECT node, model, revision, minute, rows, pairs, reasons, coalesce(layers, 1) AS layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moescope.core.metrics import BY_NAME
 from moescope.jobs.reports.baseline_selection import baseline_of, baseline_windows
@@ -42,18 +42,26 @@ if TYPE_CHECKING:
 MOST_HEATMAPS = 8
 
 
-def build_report(cursor: duckdb.DuckDBPyConnection, version: str) -> CalibrationReport:
+def build_report(
+    cursor: duckdb.DuckDBPyConnection,
+    version: str,
+    held_out: Mapping[str, Any] | None = None,
+) -> CalibrationReport:
     """Everything that a report says; the same rows give the same report.
 
     Args:
         cursor: To a store, or to an export's tables.
         version: Threshold version.
+        held_out: A check that was made after the calibration (`HeldOut.to_json`); by default the
+            one that was stored with it, if any.
 
     Raises:
         InputError: There is no such version.
     """
     head = read_head(cursor, version)
     facts = version_facts(cursor, head)
+    if held_out is not None:
+        facts["summary"] = {**facts["summary"], "held_out": held_out}
     baseline = baseline_facts(cursor, head)
     lines = line_facts(cursor, head)
     judged = Judged(cursor, head, baseline_windows(cursor, head, baseline_of(baseline)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moescope.jobs.reports.build import build_report
 from moescope.jobs.reports.names import report_name
 from moescope.jobs.reports.render import calibration_html
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import duckdb
@@ -34,7 +35,10 @@ class ReportFiles:
 
 
 def calibration_report(
-    cursor: duckdb.DuckDBPyConnection, version: str, folder: Path
+    cursor: duckdb.DuckDBPyConnection,
+    version: str,
+    folder: Path,
+    held_out: Mapping[str, Any] | None = None,
 ) -> ReportFiles:
     """Write the report of a threshold version, from the tables alone.
 
@@ -44,11 +48,12 @@ def calibration_report(
         cursor: To the store, for reading.
         version: Threshold version.
         folder: Made when it is not there.
+        held_out: A later check on held-out health, as `build_report`.
 
     Raises:
         InputError: There is no such version.
     """
-    report = build_report(cursor, version)
+    report = build_report(cursor, version, held_out)
     page = calibration_html(report)
     folder.mkdir(parents=True, exist_ok=True)
     files = ReportFiles(
