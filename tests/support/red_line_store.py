@@ -123,9 +123,9 @@ class Arrival:
 
 
 def exceedance(value: float, *, start: int = 0, layer: int = 1) -> Exceedance:
-    """One judged window."""
-    red, mixed = int(value > 0), int(value == -math.inf)
-    return Exceedance(value, "hot_load_share", layer, start, "req-1", 1, red, mixed)
+    """Four judged windows that agree: fewer red token windows than three never page."""
+    red, mixed = 4 * (value > 0), 4 * (value == -math.inf)
+    return Exceedance(value, "hot_load_share", layer, start, "req-1", 4, red, mixed)
 
 
 def key(index: int, **fields: Any) -> ExceedanceKey:  # noqa: ANN401 (fields of the key)
