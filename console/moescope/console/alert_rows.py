@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 from moescope.core.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moescope.console.reading import Reader
 
 _ALERTS: Final = (
@@ -16,9 +18,22 @@ _ALERTS: Final = (
 
 
 def alert_rows(reader: Reader, *, only_open: bool) -> list[dict[str, Any]]:
-    """Alerts that fired, newest first."""
+    """Alerts that fired, newest first, those that were sent with another one included."""
     over = "AND a.resolved_at IS NULL" if only_open else ""
     return reader.rows(f"{_ALERTS} WHERE a.fired_at IS NOT NULL {over} ORDER BY a.fired_at DESC")
+
+
+def own_pages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without alerts that were sent with another one of the rows."""
+    listed = {row["alert"] for row in rows}
+    return [row for row in rows if row["caused_by"] not in listed]
+
+
+def page_words(row: dict[str, Any]) -> str:
+    """Whether an alert that fired was a page of its own."""
+    if row["caused_by"]:
+        return f"with {row['caused_by']}"
+    return "not sent: history" if row["historic"] else "its own"
 
 
 def alert_document(reader: Reader, start_of_id: str) -> dict[str, Any]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.reading import window_words
 from moescope.console.times import shown
+from moescope.core.errors import InputError
+from moescope.core.metrics import METRIC_NAMES
+from moescope.core.thresholds import ThresholdScope
 
 if TYPE_CHECKING:
     from moescope.console.reading import Reader
@@ -56,8 +60,9 @@ def version_document(reader: Reader, version: str, lines: LineFilter) -> dict[st
     """A version with its summary or, filtered, its lines; its paging rules and activations.
 
     Raises:
-        InputError: There is no such version.
+        InputError: There is no such version, or the filter names no metric.
     """
+    _check_metric(lines.metric)
     row = reader.one(
         "SELECT * EXCLUDE (commit_id) FROM threshold_versions WHERE version = ?",
         [version],
@@ -91,6 +96,18 @@ def version_document(reader: Reader, version: str, lines: LineFilter) -> dict[st
             [version],
         )
     return document
+
+
+def _check_metric(name: str) -> None:
+    if not name or name in METRIC_NAMES:
+        return
+    near = [each for each in METRIC_NAMES if name in each]
+    near += [each for each in get_close_matches(name, METRIC_NAMES) if each not in near]
+    raise InputError(
+        f"There is no metric {name!r}.",
+        why=f"Near to it are: {', '.join(near)}." if near else "",
+        next_step="`moescope threshold show VERSION` without --metric lists those with lines.",
+    )
 
 
 def _lines(reader: Reader, version: str, lines: LineFilter) -> list[dict[str, Any]]:
@@ -134,14 +151,9 @@ def diff_rows(reader: Reader, old: str, new: str) -> list[dict[str, Any]]:
     """Per kind of window and metric: lines in both or one, and the farthest moves.
 
     Raises:
-        InputError: One of the versions does not exist.
+        InputError: One of the versions does not exist, or they are for different windows.
     """
-    for version in (old, new):
-        reader.one(
-            "SELECT 1 FROM threshold_versions WHERE version = ?",
-            [version],
-            f"There is no threshold version {version!r}.",
-        )
+    _check_same_scope(reader, old, new)
     return reader.rows(
         f"""
         WITH pairs AS (
@@ -160,4 +172,55 @@ def diff_rows(reader: Reader, old: str, new: str) -> list[dict[str, Any]]:
         FROM pairs GROUP BY ALL ORDER BY max(abs(red)) DESC NULLS LAST, {_WINDOWS}, metric
         """,  # noqa: S608 (column names)
         [old, new],
+    )
+
+
+def _check_same_scope(reader: Reader, old: str, new: str) -> None:
+    fields = ThresholdScope._fields
+    scopes = [
+        reader.one(
+            f"SELECT {', '.join(fields)} FROM threshold_versions WHERE version = ?",  # noqa: S608
+            [version],
+            f"There is no threshold version {version!r}.",
+        )
+        for version in (old, new)
+    ]
+    before, after = scopes
+    differing = [name for name in fields if before[name] != after[name]]
+    if differing:
+        told = (
+            f"{version} is for {', '.join(f'{name} {scope[name]}' for name in differing)}"
+            for version, scope in zip((old, new), scopes, strict=True)
+        )
+        raise InputError(
+            "The two versions are for different windows and cannot be compared.",
+            why=f"{'; '.join(told)}.",
+            next_step="`moescope threshold list` shows which versions belong together.",
+        )
+
+
+def rollback_question(reader: Reader, model: str, revision: str) -> str:
+    """What to ask before a rollback: it says which version judges afterwards, if any."""
+    from moescope.jobs.calibration import standing_versions
+
+    fields = ", ".join(ThresholdScope._fields)
+    rows = reader.rows(
+        f"SELECT {fields}, action, version FROM threshold_activations"  # noqa: S608 (field names)
+        " WHERE ? IN ('', model) AND ? IN ('', revision) ORDER BY activation",
+        [model, revision],
+    )
+    scopes = {tuple(row[name] for name in ThresholdScope._fields) for row in rows}
+    standing = (
+        standing_versions((row["action"], row["version"]) for row in rows)
+        if len(scopes) == 1
+        else []
+    )
+    if not standing:
+        return "Take the newest activation back?"
+    newest, before = standing[-1], standing[-2] if len(standing) > 1 else ""
+    if before:
+        return f"Take {newest} back, and let {before} judge again?"
+    return (
+        f"Take {newest} back? No version was in force before it: judging goes OFF, windows become"
+        " insufficient, and nothing pages any more."
     )

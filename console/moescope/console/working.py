@@ -142,9 +142,16 @@ def _roll_back(change: RollBackThresholds, order: Order, parts: OpenedStore) -> 
         reason=order.reason,
         clock=parts.clock,
     )
+    if activation.version:
+        return {
+            "version": activation.version,
+            "judges_from_us": activation.effective_from_us,
+        }
     return {
-        "version": activation.version or "none: judging is off",
-        "judges_from_us": activation.effective_from_us,
+        "version": "none",
+        "judging_off_from_us": activation.effective_from_us,
+        "warning": "No version was in force before. Windows that end from then on are insufficient,"
+        " and nothing pages, until `moescope threshold activate` lets a version judge.",
     }
 
 

@@ -14,7 +14,7 @@ from moescope.console.options import (
     Yes,
     settings_from,
 )
-from moescope.console.output import print_json, print_pairs, print_table
+from moescope.console.output import note, print_json, print_pairs, print_table
 
 app = typer.Typer(help="Look at alerts.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -24,33 +24,43 @@ def list_(
     only_open: Annotated[
         bool, typer.Option("--open", help="Only those that are not over.")
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also those that were sent with another alert.")
+    ] = False,
     config: ConfigFile = None,
     data: DataDirectory = None,
     as_json: AsJson = False,
 ) -> None:
-    """List alerts that fired, newest first.
+    """List alerts that fired, newest first: one per cause, unless all are asked for.
 
     Example: moescope alert list --open
     """
-    from moescope.console.alert_rows import alert_rows
+    from moescope.console.alert_rows import alert_rows, own_pages, page_words
     from moescope.console.reading import Reader, scope_words, window_words
     from moescope.console.times import shown
 
     with Reader(settings_from(config, data)) as reader:
-        found = alert_rows(reader, only_open=only_open)
+        fired = alert_rows(reader, only_open=only_open)
+    found = fired if every else own_pages(fired)
+    if len(found) < len(fired):
+        note(
+            f"left out: {len(fired) - len(found)} that were sent with one of these;"
+            " --all lists them"
+        )
     if as_json:
         print_json(found)
         return
     print_table(
         (
             "alert", "state", "model", "revision", "phase", "window", "scope", "family",
-            "fired (UTC)", "resolved (UTC)", "worst", "of", "layer",
+            "pattern", "fired (UTC)", "resolved (UTC)", "worst", "of", "layer", "page",
         ),
         [
             (
                 r["alert"], r["state"], r["model"], r["revision"], r["phase"], window_words(r),
-                scope_words(r), r["pattern"] or r["family"], shown(r["fired_at"]),
+                scope_words(r), r["family"], r["pattern"], shown(r["fired_at"]),
                 shown(r["resolved_at"]), r["worst_value"], r["worst_metric"], r["worst_layer"],
+                page_words(r),
             )
             for r in found
         ],
@@ -68,6 +78,8 @@ def show(
 
     Example: moescope alert show 3f2a
     """
+    from shlex import quote
+
     from moescope.console.alert_rows import alert_document
     from moescope.console.reading import Reader, scope_words, window_words
     from moescope.console.times import shown
@@ -118,7 +130,8 @@ def show(
         # Names in it come from producers, and it is there to be pasted into a shell: on one line
         # in a quoted here-document nothing in them is obeyed.
         query = printable(document["window_sql"])
-        print(f"\nIts worst window:\nmoescope sql - <<'SQL'\n{query}\nSQL")
+        folder = "" if data is None else f"--data {quote(str(data))} "
+        print(f"\nIts worst window:\nmoescope sql {folder}- <<'SQL'\n{query}\nSQL")
 
 
 @app.command("test")

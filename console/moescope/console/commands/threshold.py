@@ -207,11 +207,18 @@ def rollback(
     """
     from moescope.console.changes import RollBackThresholds
     from moescope.console.changing import change_and_print
+    from moescope.console.reading import Reader
+    from moescope.console.threshold_rows import rollback_question
 
+    settings = settings_from(config, data)
+    question = ""
+    if not yes:
+        with Reader(settings) as reader:
+            question = rollback_question(reader, model, revision)
     change_and_print(
-        settings_from(config, data),
+        settings,
         RollBackThresholds(model=model, revision=revision),
-        question="Take the newest activation back?",
+        question=question,
         yes=yes,
         reason=reason,
         as_json=as_json,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +25,18 @@ def print_report(result: DemoResult) -> None:
     recorded = [each for each in result.outcomes if each.stretch.model == TINY_MOE]
     incidents = [each for each in recorded if not each.stretch.held_out]
     if incidents:
-        print(
-            "\nReal routing of a small trained model: each incident, played for as many minutes."
-            "\nRed: share of windows past a red line in at least half of the layers. Named: minutes"
-            "\nin which the expected pattern was named. Page: seconds of event time to the first.\n"
+        print("\nReal routing of a small trained model. What the columns say:\n")
+        print_pairs(
+            {
+                "from, min": "begin in event time (UTC), and length in minutes",
+                "red": "share of windows past a red line in at least half of the layers",
+                "mostly": "the metric that is red most often in them",
+                "named": "minutes in which the expected pattern was named; then other names",
+                "delay s": "median, from a red minute's begin to its first red window's close",
+                "page": "from the begin until the first page of its own could be sent, in s",
+            }
         )
+        print()
         _scorecard(incidents)
         if any(
             page.startswith("routing")
@@ -46,16 +54,18 @@ def print_report(result: DemoResult) -> None:
     simulated = [each for each in result.outcomes if each.stretch.model != TINY_MOE]
     print("\nA simulated fleet: incidents planted on some nodes, or on all.\n")
     _scorecard(simulated)
-    unexpected = [each for each in result.outcomes if verdict(each) != AS_EXPECTED]
+    tried = [*incidents, *simulated]
+    expected = sum(verdict(each) == AS_EXPECTED for each in tried)
     print(
-        f"\n{len(result.outcomes) - len(unexpected)} of {len(result.outcomes)} stretches came out"
-        " as expected; the others are shown as they are."
+        f"\n{expected} of {len(tried)} incidents and healthy twins came out as expected; the others"
+        " are shown as they are\n(docs/how-to/read-the-scorecard.md, docs/decisions/0014)."
     )
     print(f"\nCalibration report: {', '.join(_report_files(result)) or 'none'}")
     print(
         "Go on: .venv/bin/moescope alert list --data "
         f"{result.data}; .venv/bin/moescope pattern list --data {result.data}"
     )
+    print(f"The demo's settings are in {result.data}/moescope.toml (--config).")
 
 
 def as_document(result: DemoResult) -> dict[str, Any]:
@@ -115,8 +125,8 @@ def _totals(result: DemoResult) -> None:
 def _scorecard(found: list[Outcome]) -> None:
     print_table(
         (
-            "incident", "min", *(f"red {name}" for name in _KIND_NAMES), "mostly", "expected",
-            "named", "also named", "delay s", "page", "verdict",
+            "incident", "from", "min", *(f"red {name}" for name in _KIND_NAMES), "mostly",
+            "expected", "named", "also named", "delay s", "page", "verdict",
         ),
         [_row(outcome) for outcome in found],
     )  # fmt: skip
@@ -131,6 +141,7 @@ def _row(outcome: Outcome) -> tuple[Any, ...]:
         named = f"{outcome.uncovered_s} s unseen"
     return (
         outcome.stretch.name,
+        _clock(outcome.stretch.start_us),
         outcome.stretch.blocks,
         *(_percent(each) for each in shown),
         max(shown, key=lambda each: each.red).metric,
@@ -148,6 +159,10 @@ def _or_red(outcome: Outcome) -> str:
     if expected.pages:
         return "a page"
     return "red windows" if expected.token or expected.time else "nothing"
+
+
+def _clock(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%H:%M:%S")
 
 
 def _percent(shown: Shown) -> str:

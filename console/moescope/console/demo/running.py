@@ -53,6 +53,21 @@ DEMO_SETTINGS: Final = {
 at its end, and leaves out the shortest windows, of which there are most."""
 
 
+SETTINGS_FILE: Final = """\
+# What the demo ran with: for commands that work on its data.
+[calibration]
+baseline = "default"
+block = 60
+
+[windows]
+token = [128, 512]
+time = [5, 60]
+
+[profiles]
+lag_ratio = 0.25
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
     """Everything that the demo has to say.
@@ -102,6 +117,7 @@ def run_demo(
     root = log_root(directory)
     root.mkdir()
     settings = Settings({**settings.values, **DEMO_SETTINGS}, settings.origins)
+    (directory / "moescope.toml").write_text(SETTINGS_FILE, encoding="utf-8")
     began = time.monotonic()
     with ExitStack() as running:
         report = running.enter_context(progress("demo"))
