@@ -100,7 +100,7 @@ def test_a_planted_fault_is_judged_and_paged(calibrated: tuple[Path, str, str]) 
     assert {row["level"] for row in levels if not row["ill"]} == {"insufficient"}
     assert {row["level"] for row in levels if row["ill"]} >= {"healthy", "red"}
     assert query(data, "SELECT count(*) AS n FROM exceedances WHERE value > 0")[0]["n"] > 0
-    alerts = told("alert", "list", data=data)
+    alerts = told("alert", "list", "--all", data=data)
     assert ("routing", "routing_shift") in {(a["family"], a["worst_metric"]) for a in alerts}
     assert {alert["version"] for alert in alerts} == {version}
     shown = told("alert", "show", alerts[0]["alert"], data=data)

@@ -6,10 +6,12 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
 import pytest
+from support.plain_calibration import write_activation
 from support.report_store import HOSTILE, LAYERS, WINDOWS, report_store
 
 from moescope.core.errors import InputError
 from moescope.jobs.reports import ReportFiles, calibration_report, summary_lines
+from moescope.jobs.reports.build import build_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -198,3 +200,24 @@ def _fields(value: object) -> set[str]:
     if isinstance(value, list):
         return set().union(*map(_fields, value[:3]))
     return set()
+
+
+def test_report_of_the_version_in_force_says_what_a_rollback_does(tmp_path: Path) -> None:
+    """A first version has none before it: taking it back switches judging off."""
+    store = report_store(tmp_path, name="m")
+    store.connection.execute("UPDATE threshold_versions SET status = 'active'")
+    first = _rollback_step(store, "t-1")
+    write_activation(store.connection, 2, "t-2", 0)
+    second = _rollback_step(store, "t-2")
+    store.connection.close()
+    assert "switches judging off" in first
+    assert second == "lets t-1 judge again"
+
+
+def _rollback_step(store: SampleStore, version: str) -> str:
+    (step,) = [
+        step
+        for step in build_report(store.cursor(), version)["next_steps"]
+        if step["command"] == "moescope threshold rollback"
+    ]
+    return step["what"]

@@ -10,7 +10,13 @@ from moescope.jobs.calibration.held_out import (
     HeldOutRate,
     held_out_check,
 )
-from moescope.jobs.calibration.lifecycle import activate, earliest_activation, rollback
+from moescope.jobs.calibration.lifecycle import (
+    activate,
+    earliest_activation,
+    rollback,
+    standing_versions,
+    version_before,
+)
 from moescope.jobs.calibration.options import CalibrationOptions
 from moescope.jobs.calibration.stored import store_calibration
 
@@ -29,5 +35,7 @@ __all__ = [
     "earliest_activation",
     "held_out_check",
     "rollback",
+    "standing_versions",
     "store_calibration",
+    "version_before",
 ]

@@ -10,6 +10,8 @@ from moescope.core.thresholds import Activation, ThresholdScope
 from moescope.storage.control import insert_rows, next_number, replace_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import duckdb
 
     from moescope.core.clock import Clock
@@ -111,7 +113,7 @@ def rollback(
     now_us = (clock or SystemClock()).now_us()
 
     def change(connection: duckdb.DuckDBPyConnection, commit_id: int) -> Activation:
-        before = _before(connection, scope)
+        before = version_before(connection, scope)
         activation = Activation(_checked_time(connection, scope, effective_from_us), before)
         _add(connection, commit_id, scope, activation, ("rollback", author, reason, now_us))
         return activation
@@ -149,24 +151,38 @@ def _activations(connection: duckdb.DuckDBPyConnection, scope: ThresholdScope) -
     return [Activation(*row) for row in rows]
 
 
-def _before(connection: duckdb.DuckDBPyConnection, scope: ThresholdScope) -> str:
-    """The version that a rollback returns to."""
-    rows = connection.execute(
+def version_before(cursor: duckdb.DuckDBPyConnection, scope: ThresholdScope) -> str:
+    """The version that a rollback returns to; empty: none, and judging goes off.
+
+    Raises:
+        InputError: Nothing is active in the scope.
+    """
+    rows = cursor.execute(
         f"SELECT action, version FROM threshold_activations WHERE {_OWN} ORDER BY activation",  # noqa: S608
         scope._asdict(),
     ).fetchall()
-    standing: list[str] = []
-    for action, version in rows:
-        if action == "rollback":
-            standing.pop()
-        else:
-            standing.append(version)
+    standing = standing_versions(rows)
     if not standing:
         raise InputError(
             f"No thresholds are active for {scope.model} {scope.revision}.",
             next_step="`moescope threshold list` shows what there is.",
         )
     return standing[-2] if len(standing) > 1 else ""
+
+
+def standing_versions(activations: Iterable[tuple[str, str]]) -> list[str]:
+    """Versions that were activated and not rolled back, the one in force last.
+
+    Args:
+        activations: Action and version of each activation of one scope, in their order.
+    """
+    standing: list[str] = []
+    for action, version in activations:
+        if action == "rollback":
+            standing.pop()
+        else:
+            standing.append(version)
+    return standing
 
 
 def _checked_time(

@@ -27,6 +27,7 @@ from moescope.jobs.reports.value_facts import window_facts
 from moescope.jobs.reports.version_facts import (
     baseline_facts,
     read_head,
+    rolls_back_to,
     version_before,
     version_facts,
 )
@@ -92,7 +93,7 @@ def build_report(
         fired=fired,
         changes=changes,
         left_out=[*what_was_left_out(facts["summary"]), *left_out(lines, head.layers)],
-        next_steps=next_steps(facts, changes),
+        next_steps=next_steps(facts, changes, rolls_back_to(cursor, head)),
     )
 
 

@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from moescope.jobs.reports.schema import Changes, VersionFacts
 
 
-def next_steps(version: VersionFacts, changes: Changes) -> list[NextStep]:
-    """What to type, depending on where the version stands."""
+def next_steps(version: VersionFacts, changes: Changes, rolls_back_to: str) -> list[NextStep]:
+    """What to type, depending on where the version stands.
+
+    Args:
+        version: The report's.
+        changes: Against the version before it.
+        rolls_back_to: The version that a rollback returns to; empty: none.
+    """
     name = command_word(version["version"])
     steps = []
     if changes["against"] is not None:
@@ -34,7 +40,10 @@ def next_steps(version: VersionFacts, changes: Changes) -> list[NextStep]:
         steps.append(
             NextStep(
                 command="moescope threshold rollback",
-                what="goes back to the version before it",
+                what=f"lets {rolls_back_to} judge again"
+                if rolls_back_to
+                else "switches judging off: no version was in force before this one, and windows"
+                " are insufficient until another is activated",
             )
         )
     return steps

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.errors import InputError
+from moescope.jobs.calibration.lifecycle import standing_versions
 from moescope.jobs.reports.rows import SCOPE, Head, fetch
 from moescope.jobs.reports.schema import BaselineFacts, SceneShare, VersionFacts
 from moescope.jobs.reports.words import moment
@@ -111,6 +112,19 @@ def version_before(cursor: duckdb.DuckDBPyConnection, head: Head) -> str | None:
         [*head.scope, head.version, head.version],
     )
     return rows[0][0] if rows else None
+
+
+def rolls_back_to(cursor: duckdb.DuckDBPyConnection, head: Head) -> str:
+    """The version that a rollback of this one returns to; empty: none, or it does not judge."""
+    standing = standing_versions(
+        fetch(
+            cursor,
+            "SELECT action, version FROM threshold_activations"  # noqa: S608 (constants)
+            f" WHERE {_SAME_SCOPE} ORDER BY activation",
+            list(head.scope),
+        )
+    )
+    return standing[-2] if len(standing) > 1 and standing[-1] == head.version else ""
 
 
 def _object(text: str) -> dict[str, Any]:
