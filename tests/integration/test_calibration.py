@@ -22,12 +22,13 @@ from moescope.jobs.calibration import (
     rollback,
     store_calibration,
 )
+from moescope.jobs.calibration.lifecycle import LATEST_AHEAD_US
 from moescope.processors.config import WindowConfig
 from moescope.processors.finish import WindowFinisher
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.sources.batch_log import BatchLogSource
 from moescope.producers.simulator import TrafficSpec, scenario_named, simulate
-from moescope.storage.control import read_versions
+from moescope.storage.control import insert_rows, read_versions
 from moescope.storage.shared import WindowShapes
 from moescope.storage.store import Store
 
@@ -201,6 +202,8 @@ def test_versions_judge_only_ahead_of_the_watermark(fleet: Fleet, made: Calibrat
     assert earliest >= reached + 60 * SECOND_US
     with pytest.raises(InputError, match="that early"):
         activate(fleet.store, first, effective_from_us=earliest - 1, **BY)
+    with pytest.raises(InputError, match="that late"):
+        activate(fleet.store, first, effective_from_us=earliest + LATEST_AHEAD_US + 1, **BY)
     assert activate(fleet.store, first, **BY).effective_from_us == earliest
     with pytest.raises(InputError, match="already"):
         activate(fleet.store, first, **BY)
@@ -212,6 +215,32 @@ def test_versions_judge_only_ahead_of_the_watermark(fleet: Fleet, made: Calibrat
     assert status(fleet, first, second) == ["retired", "retired"]
     with pytest.raises(InputError, match="No thresholds"):
         rollback(fleet.store, scope, **BY)
+
+
+def test_times_of_imports_do_not_postpone_thresholds_of_live_traffic(
+    fleet: Fleet, made: Calibration
+) -> None:
+    """A file with dates in the far future, of the model that is served, changes nothing."""
+    scope = made.version.scope
+    before = earliest_activation(fleet.cursor(), scope)
+
+    def plant(connection: duckdb.DuckDBPyConnection, commit_id: int) -> None:
+        (lane,) = rows_of(connection, "SELECT * FROM lanes LIMIT 1")
+        insert_rows(connection, "lanes", [{**lane, "lane": "x", "domain": "import:x"}], commit_id)
+        (domain,) = rows_of(connection, "SELECT * FROM domains LIMIT 1")
+        far = {**domain, "domain": "import:x", "watermark_us": 9_000_000_000_000_000}
+        insert_rows(connection, "domains", [far], commit_id)
+
+    fleet.store.change(plant, author="test", action="plant")
+    assert earliest_activation(fleet.cursor(), scope) == before
+
+
+def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
+    """Rows by name of column, but for the commit."""
+    answer = connection.execute(query)
+    names = [column[0] for column in answer.description or ()]
+    found = [dict(zip(names, row, strict=True)) for row in answer.fetchall()]
+    return [{name: row[name] for name in row if name != "commit_id"} for row in found]
 
 
 def status(fleet: Fleet, *versions: str) -> list[str]:

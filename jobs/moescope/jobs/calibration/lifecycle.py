@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.clock import NO_TIME, SystemClock
+from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import InputError
 from moescope.core.thresholds import Activation, ThresholdScope
 from moescope.storage.control import insert_rows, next_number, replace_rows
@@ -20,21 +21,26 @@ if TYPE_CHECKING:
 AHEAD_US = 60_000_000
 """An activation is at least so far past the watermark, so that no window has closed there yet."""
 
+LATEST_AHEAD_US = 7 * 86_400_000_000
+"""And at most so far past it: later ones would take effect no earlier, not even a rollback."""
+
 _OWN = " AND ".join(f"{name} = ${name}" for name in ThresholdScope._fields)
 
 
 def earliest_activation(cursor: duckdb.DuckDBPyConnection, scope: ThresholdScope) -> int:
     """Event time from which a scope's next activation may take effect, in µs.
 
-    60 s past the watermark of every domain that has lanes of the scope, and not before the scope's
-    newest activation, which would come into force again afterwards.
+    60 s past the watermark of the live domain, and not before the scope's newest activation, which
+    would come into force again afterwards. A scope that is only in imports and simulations goes by
+    theirs; where it is live as well, the times of an import say nothing about now.
     """
-    row = cursor.execute(
-        "SELECT max(watermark_us) FROM domains WHERE domain IN (SELECT domain FROM lanes WHERE"  # noqa: S608
+    rows = cursor.execute(
+        "SELECT domain, watermark_us FROM domains WHERE domain IN (SELECT domain FROM lanes WHERE"  # noqa: S608
         f" {_OWN})",
         scope._asdict(),
-    ).fetchone()
-    reached = NO_TIME if row is None or row[0] is None else int(row[0])
+    ).fetchall()
+    reached_us = {domain: int(time_us) for domain, time_us in rows}
+    reached = reached_us.get(LIVE_DOMAIN, max(reached_us.values(), default=NO_TIME))
     earliest = 0 if reached == NO_TIME else reached + AHEAD_US
     newest = _activations(cursor, scope)
     return max(earliest, newest[-1].effective_from_us) if newest else earliest
@@ -197,6 +203,13 @@ def _checked_time(
             why=f"Event time {wanted_us} µs is before {earliest} µs: 60 s past the watermark, or"
             " the newest activation.",
             next_step="Leave the time out to activate as soon as possible.",
+        )
+    if wanted_us > earliest + LATEST_AHEAD_US:
+        raise InputError(
+            "Thresholds cannot take effect that late.",
+            why=f"Event time {wanted_us} µs is more than 7 days after {earliest} µs, and until then"
+            " no other activation of this scope, nor a rollback, could take effect.",
+            next_step="Activate them when it is time.",
         )
     return wanted_us
 

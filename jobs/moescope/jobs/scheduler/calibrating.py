@@ -129,14 +129,20 @@ def _calibrate_one(
 def _version_of_whole(
     cursor: duckdb.DuckDBPyConnection, baseline: Baseline, scope: ThresholdScope
 ) -> str:
-    """The newest version from this baseline, if it was made after the baseline's end."""
+    """The newest version from this baseline, if it was made after the baseline's end.
+
+    A draft that nobody has to approve is what a killed run left behind: it does not count.
+    """
     if not baseline.spans:
         return ""
     own = " AND ".join(f"{name} = ${name}" for name in scope._fields)
     rows = cursor.execute(
         f"SELECT version FROM threshold_versions WHERE {own}"  # noqa: S608 (field names)
         " AND baseline = $baseline AND baseline_version = $number"
-        " AND epoch_us(created_at) >= $end_us ORDER BY created_at DESC, commit_id DESC LIMIT 1",
+        " AND epoch_us(created_at) >= $end_us"
+        " AND (status <> 'draft'"
+        " OR coalesce((summary_json::JSON -> 'change_guard' -> 'held')::BOOLEAN, false))"
+        " ORDER BY created_at DESC, commit_id DESC LIMIT 1",
         scope._asdict()
         | {
             "baseline": baseline.name,
