@@ -128,7 +128,10 @@ def _red_lines(settings: Settings, book: ThresholdBook, clock: Clock) -> CommitH
     from moescope.jobs.notifications import receiver_names
 
     def reads_backlog(facts: CommitFacts) -> bool:
+        # Without live traffic, what an import or a simulation reaches is the newest there is.
         reached_us = facts.reached_us.get(LIVE_DOMAIN)
+        if reached_us is None:
+            reached_us = max(facts.reached_us.values(), default=None)
         return reached_us is not None and reached_us < clock.now_us() - BACKLOG_US
 
     return RedLines(
