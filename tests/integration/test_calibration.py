@@ -231,8 +231,15 @@ def test_times_of_imports_do_not_postpone_thresholds_of_live_traffic(
         far = {**domain, "domain": "import:x", "watermark_us": 9_000_000_000_000_000}
         insert_rows(connection, "domains", [far], commit_id)
 
+    def remove(connection: duckdb.DuckDBPyConnection, _: int) -> None:
+        for table in ("lanes", "domains"):
+            connection.execute(f"DELETE FROM {table} WHERE domain = 'import:x'")  # noqa: S608
+
     fleet.store.change(plant, author="test", action="plant")
-    assert earliest_activation(fleet.cursor(), scope) == before
+    try:
+        assert earliest_activation(fleet.cursor(), scope) == before
+    finally:
+        fleet.store.change(remove, author="test", action="remove")
 
 
 def rows_of(connection: duckdb.DuckDBPyConnection, query: str) -> list[dict[str, Any]]:
