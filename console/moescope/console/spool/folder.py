@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
+import stat
+import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -23,10 +26,16 @@ ASKED: Final = ".asked.json"
 TAKEN: Final = ".taken.json"
 ANSWER: Final = ".answer.json"
 _LOCK: Final = "owner.lock"
-_LARGEST_BYTES: Final = 1 << 20
+LARGEST_BYTES: Final = 1 << 20
+"""Of one file."""
+_LONGEST_NAME_BYTES: Final = 200
+"""So that the longest kind still fits into a file name of 255 bytes."""
+_NO_FILE_ERRORS: Final = frozenset({errno.ELOOP, errno.ENXIO})
+"""What opening a link or a socket ends in."""
 PRIVATE_FOLDER: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_FOUND_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
 
 
@@ -56,34 +65,70 @@ class SpoolFolder:
         return self._folder / f"{name}{kind}"
 
     def names(self, kind: str) -> list[str]:
-        """Names of the files of a kind, oldest first."""
-        found = (path.name for path in self._folder.iterdir())
-        return sorted(name.removesuffix(kind) for name in found if name.endswith(kind))
+        """Names of the files of a kind, oldest first; without `strangers`."""
+        with os.scandir(self._folder) as entries:
+            found = [entry.name for entry in entries if _is_ours(entry, kind)]
+        return sorted(name.removesuffix(kind) for name in found)
+
+    def strangers(self) -> set[str]:
+        """Entries named like a command or answer that are no plain file, or have a long name."""
+        with os.scandir(self._folder) as entries:
+            return {
+                entry.name
+                for entry in entries
+                for kind in (ASKED, TAKEN, ANSWER)
+                if entry.name.endswith(kind) and not _is_ours(entry, kind)
+            }
+
+    def has(self, name: str, kind: str) -> bool:
+        """Whether a file is there."""
+        return os.path.lexists(self.path(name, kind))
 
     def write(self, name: str, kind: str, document: dict[str, Any]) -> None:
-        """Make a file appear whole."""
-        hidden = self._folder / f".{name}{kind}.{os.getpid()}"
-        opened = os.open(hidden, _NEW_FILE, _PRIVATE_FILE)
-        with os.fdopen(opened, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        hidden.rename(self.path(name, kind))
+        """Make a file appear whole, or not at all.
+
+        Raises:
+            InputError: The document is larger than `LARGEST_BYTES`.
+        """
+        content = json.dumps(document).encode()
+        if len(content) > LARGEST_BYTES:
+            raise InputError(
+                f"A command may have {LARGEST_BYTES} bytes; this one has {len(content)}.",
+                next_step="Give it fewer or shorter arguments.",
+            )
+        hidden = self._folder / f".{uuid.uuid4().hex}.json.{os.getpid()}"
+        try:
+            with os.fdopen(os.open(hidden, _NEW_FILE, _PRIVATE_FILE), "wb") as file:
+                file.write(content)
+            hidden.rename(self.path(name, kind))
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
 
     def read(self, name: str, kind: str) -> dict[str, Any] | None:
         """What a file holds; None when there is no such file.
 
         Raises:
-            InputError: It is no JSON object.
+            InputError: It is no plain file, or no JSON object.
         """
         path = self.path(name, kind)
         try:
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            # Without blocking: a named pipe would keep its reader waiting for a writer.
+            opened = os.open(path, _FOUND_FILE)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno in _NO_FILE_ERRORS:
+                raise _no_file(path) from error
+            raise
+        if not stat.S_ISREG(os.fstat(opened).st_mode):
+            os.close(opened)
+            raise _no_file(path)
         with os.fdopen(opened, "rb") as file:
-            content = file.read(_LARGEST_BYTES + 1)
+            content = file.read(LARGEST_BYTES + 1)
         try:
-            document = json.loads(content) if len(content) <= _LARGEST_BYTES else None
-        except ValueError:
+            document = json.loads(content) if len(content) <= LARGEST_BYTES else None
+        except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
             raise InputError(f"The file {path} holds no command.", next_step="Remove it.")
@@ -112,7 +157,8 @@ class SpoolFolder:
     def remove_halves(self) -> None:
         """Remove what a killed writer left."""
         for path in self._folder.glob(".*.json.*"):
-            path.unlink(missing_ok=True)
+            with suppress(IsADirectoryError, PermissionError):
+                path.unlink(missing_ok=True)
 
     def is_served(self) -> bool:
         """Whether an owner takes commands from here; the kernel frees a dead one's lock."""
@@ -138,3 +184,16 @@ class SpoolFolder:
             yield opened
         finally:
             os.close(opened)
+
+
+def _is_ours(entry: os.DirEntry[str], kind: str) -> bool:
+    name = entry.name
+    return (
+        name.endswith(kind)
+        and len(os.fsencode(name.removesuffix(kind))) <= _LONGEST_NAME_BYTES
+        and entry.is_file(follow_symlinks=False)
+    )
+
+
+def _no_file(path: Path) -> InputError:
+    return InputError(f"{path} is no plain file.", next_step="Remove it.")
