@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,12 +35,25 @@ from moescope.jobs.notifications import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from http.server import BaseHTTPRequestHandler
 
     from moescope.storage import Store
 
+    Answer = Callable[[BaseHTTPRequestHandler], None]
+
 SECRET = b"correct horse"
+
+
+class _Watching(logging.Handler):
+    """Calls a function at each line of a logger."""
+
+    def __init__(self, then: Callable[[], object]) -> None:
+        super().__init__()
+        self._then = then
+
+    def emit(self, _: logging.LogRecord) -> None:
+        self._then()
 
 
 @pytest.fixture
@@ -148,6 +161,59 @@ def test_an_alert_is_told_in_order(store: Store, server: WebhookServer) -> None:
     assert keys == ["a-9-webhook", "b-1-webhook", "a-9-webhook", "a-10-webhook"]
 
 
+def test_many_that_wait_hide_none_that_is_due(
+    store: Store, server: WebhookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A webhook that is down for a day must not silence the log, nor its own newer alerts."""
+    add(store, *(f"a-{number}-webhook" for number in range(1_100)), alert="a")
+    add(store, *(f"b-{number}-webhook" for number in range(1_100)), alert="b")
+    add(store, "c-1000000000-webhook", alert="c")
+    add(store, "d-1000000000-log", receiver="log", alert="d")
+    _put_off(store, "alert = 'a'", 600)
+    _put_off(store, "notification = 'b-0-webhook'", 600)
+    clock = clock_at(0)
+    receivers: list[Receiver] = [WebhookReceiver(server.url, None, clock), LogReceiver()]
+    with caplog.at_level(logging.INFO, "moescope.alerts"):
+        assert Deliverer(store, receivers, clock).deliver_once() == (2, 0, 0)
+    assert [seen.headers["Idempotency-Key"] for seen in server.seen] == ["c-1000000000-webhook"]
+    assert [json.loads(record.getMessage())["key"] for record in caplog.records] == [
+        "d-1000000000-log"
+    ]
+
+
+def test_receivers_take_turns(
+    store: Store, server: WebhookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is written last for one receiver comes before another's long backlog."""
+    add(store, *(f"a-{number}-webhook" for number in range(150)), alert="a")
+    add(store, "b-1000000000-log", receiver="log", alert="b")
+    clock = clock_at(0)
+    receivers: list[Receiver] = [WebhookReceiver(server.url, None, clock), LogReceiver()]
+    seen_before: list[int] = []
+
+    watching = _Watching(lambda: seen_before.append(len(server.seen)))
+    logger = logging.getLogger("moescope.alerts")
+    logger.addHandler(watching)
+    try:
+        with caplog.at_level(logging.INFO, "moescope.alerts"):
+            Deliverer(store, receivers, clock).deliver_once()
+    finally:
+        logger.removeHandler(watching)
+    assert seen_before in ([0], [1])
+
+
+def _put_off(store: Store, which: str, seconds: int) -> None:
+    store.change(
+        lambda connection, commit_id: connection.execute(
+            f"UPDATE outbox SET not_before = created_at + to_seconds(?), commit_id = ? WHERE {which}",  # noqa: S608,E501
+            [seconds, commit_id],
+        ),
+        author="test",
+        action="put off",
+        audit=False,
+    )
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_redirects_are_refused(server: WebhookServer, status: int) -> None:
     """A redirect could lead a signed page to anybody."""
@@ -173,6 +239,88 @@ def test_a_slow_server_is_not_waited_for(server: WebhookServer) -> None:
     finally:
         hang.set()
     assert caught.value.why == "no answer in time"
+
+
+def _answer_forever(first: bytes, again: bytes, ended: threading.Event, pause_s: float) -> Answer:
+    """Writes without end, always sooner than a timeout of the socket would notice."""
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):
+            handler.wfile.write(first)
+            while not ended.wait(pause_s):
+                handler.wfile.write(again)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nX: ", b"x"),
+        (b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
+        (b"HTTP/1.1 ", b"2"),
+    ],
+)
+def test_a_server_that_never_ends_its_answer_is_left(
+    server: WebhookServer, first: bytes, again: bytes
+) -> None:
+    """One byte at a time must not hold every other page back, nor pass for a success."""
+    ended = threading.Event()
+    server.answers = [_answer_forever(first, again, ended, 0.05)]
+    receiver = WebhookReceiver(server.url, None, clock_at(0), timeout_s=0.3)
+    try:
+        with pytest.raises(DeliveryError) as caught:
+            receiver.send("k", "{}")
+    finally:
+        ended.set()
+    assert caught.value.why == "no answer in time"
+
+
+def test_an_error_page_that_never_ends_is_left(server: WebhookServer) -> None:
+    """What the server said first is the reason, however slowly it goes on."""
+    ended = threading.Event()
+    server.answers = [_answer_forever(b"HTTP/1.1 500 No\r\n\r\n", b"x", ended, 0.05)]
+    receiver = WebhookReceiver(server.url, None, clock_at(0), timeout_s=0.3)
+    try:
+        with pytest.raises(DeliveryError, match="HTTP 500"):
+            receiver.send("k", "{}")
+    finally:
+        ended.set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: http://a..b/\r\n\r\n",
+        b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 500 No\r\nContent-Length: nonsense\r\n\r\nno",
+        b"HTTP/1.1 9999 What\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"\x00\xff\r\n",
+        b"",
+    ],
+)
+def test_nonsense_is_a_failure_like_any_other(server: WebhookServer, answer: bytes) -> None:
+    """What a server answers must not end whoever delivers to all the others."""
+
+    def say(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(answer)
+
+    server.answers = [say]
+    with pytest.raises(DeliveryError) as caught:
+        WebhookReceiver(server.url, None, clock_at(0)).send("k", "{}")
+    assert caught.value.why
+
+
+def test_a_handshake_that_never_comes_is_a_failure(server: WebhookServer) -> None:
+    """A plain server behind an https address is a mistake of the settings, not of the thread."""
+    receiver = WebhookReceiver(server.url.replace("http", "https"), None, clock_at(0), timeout_s=5)
+    with pytest.raises(DeliveryError) as caught:
+        receiver.send("k", "{}")
+    assert caught.value.why
+    assert server.seen == []
 
 
 def test_a_long_answer_is_not_read(server: WebhookServer) -> None:
@@ -203,6 +351,8 @@ def test_nobody_listening_is_a_failure_without_the_address() -> None:
     [
         "ftp://host/x", "file:///etc/passwd", "host/x", "http://", "https://user:pw@host/",
         "http://host:port/", "http://ho st/", "http://host/\r\nX: y", "javascript:alert(1)",
+        "http://a..b/", f"http://{'a' * 64}.org/", "http://[::1", "http://[nonsense]/",
+        "http://a%2e%2eb/", "http://host:0/", "http://host:65536/", "http://host%3Aport/",
     ],
 )  # fmt: skip
 def test_addresses_that_are_none_are_refused(url: str) -> None:
@@ -210,6 +360,18 @@ def test_addresses_that_are_none_are_refused(url: str) -> None:
     with pytest.raises(SettingsError) as caught:
         WebhookReceiver(url, None, clock_at(0))
     assert "pw" not in str(caught.value).replace("password", "")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host", "https://host.example.org:8443/a?b=c#d", "http://[::1]:8080/", "http://a./",
+        f"http://{'a' * 63}.org/",
+    ],
+)  # fmt: skip
+def test_addresses_that_can_be_posted_to_are_taken(url: str) -> None:
+    """The check must not refuse what works."""
+    assert WebhookReceiver(url, None, clock_at(0)).name == "webhook"
 
 
 def test_receivers_follow_the_settings(tmp_path: Path) -> None:
@@ -288,6 +450,92 @@ def test_the_thread_delivers_and_stops(store: Store, server: WebhookServer) -> N
         deliverer.stop()
         deliverer.stop()
     assert outbox(store)[0]["delivered_at"] is not None
+
+
+class _Broken:
+    """A receiver with a fault of its own."""
+
+    name = "webhook"
+
+    def send(self, notification: str, body: str) -> None:
+        raise ZeroDivisionError(f"{notification} {body}")
+
+
+def test_a_fault_of_a_receiver_is_its_own(store: Store) -> None:
+    """A mistake in one receiver must not keep pages from the others."""
+    add(store, "a-1-webhook")
+    add(store, "b-1-log", receiver="log", alert="b")
+    receivers: list[Receiver] = [_Broken(), LogReceiver()]
+    assert Deliverer(store, receivers, clock_at(0)).deliver_once() == (1, 1, 0)
+    assert {row["last_error"] for row in outbox(store)} == {"", "ZeroDivisionError"}
+
+
+def test_the_thread_outlives_a_database_that_fails(
+    store: Store, server: WebhookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once the disk has space again, what waited has to go out without a restart."""
+    arrived, said = threading.Event(), threading.Event()
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        arrived.set()
+
+    server.answers = [answer]
+    add(store, "a-1-webhook")
+    _rename(store, "outbox", "elsewhere")
+    clock = clock_at(0)
+    deliverer = Deliverer(store, [WebhookReceiver(server.url, None, clock)], clock, poll_s=0.02)
+    logger, watching = (
+        logging.getLogger("moescope.jobs.notifications.deliverer"),
+        _Watching(said.set),
+    )
+    logger.addHandler(watching)
+    deliverer.start()
+    try:
+        assert said.wait(60)
+        assert not arrived.is_set()
+        _rename(store, "elsewhere", "outbox")
+        assert arrived.wait(60)
+    finally:
+        logger.removeHandler(watching)
+        assert deliverer.stop()
+    assert outbox(store)[0]["delivered_at"] is not None
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def _rename(store: Store, old: str, new: str) -> None:
+    store.change(
+        lambda connection, _: connection.execute(f"ALTER TABLE {old} RENAME TO {new}"),
+        author="test",
+        action="rename",
+        audit=False,
+    )
+
+
+def test_a_stop_does_not_wait_for_ever(
+    store: Store, server: WebhookServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An owner has to end though a notification hangs, and the next one sends it again."""
+    arrived, hang = threading.Event(), threading.Event()
+
+    def wait(_: BaseHTTPRequestHandler) -> None:
+        arrived.set()
+        hang.wait(60)
+
+    server.answers = [wait]
+    add(store, "a-1-webhook")
+    clock = clock_at(0)
+    deliverer = Deliverer(store, [WebhookReceiver(server.url, None, clock)], clock, poll_s=0.02)
+    deliverer.start()
+    try:
+        assert arrived.wait(60)
+        assert not deliverer.stop(0.05)
+    finally:
+        hang.set()
+    assert "still on its way" in caplog.text
+    assert deliverer.stop(60)
+    assert outbox(store)[0]["attempts"] == 0
 
 
 def test_a_test_notification_says_what_became_of_it(store: Store, server: WebhookServer) -> None:

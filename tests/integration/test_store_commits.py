@@ -403,6 +403,11 @@ for begin in range(0, 12, 3):
     except StoreWriteError as error:
         assert error.retriable
         failures += 1
+        try:
+            store.cursor().close()
+        except StoreWriteError as refused:
+            assert refused.retriable
+            failures += 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         store.apply(emission)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -412,7 +417,7 @@ print(failures)
 
 
 def test_a_full_disk_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """A commit that did not fit can be applied again once there is space."""
+    """A commit that did not fit can be applied again, and a reader is told so meanwhile."""
     (tmp_path / "a").mkdir()
     path = tmp_path / "a" / "s.duckdb"
     result = subprocess.run(

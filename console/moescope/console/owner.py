@@ -14,7 +14,6 @@ from moescope.console.spool.folder import SpoolFolder
 from moescope.console.spool.server import SpoolServer
 from moescope.console.working import carry_out
 from moescope.core.clock import SystemClock
-from moescope.core.errors import MoescopeError
 from moescope.processors.config import WindowConfig
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.sources.batch_log import BatchLogSource
@@ -125,10 +124,10 @@ class Owner:
         try:
             yield
         finally:
-            deliverer.stop()
             try:
-                Deliverer(store, self._receivers, clock).deliver_once()
-            except MoescopeError as error:
+                if deliverer.stop():
+                    Deliverer(store, self._receivers, clock).deliver_once()
+            except Exception as error:  # noqa: BLE001 (an owner that ends well stays well)
                 note(f"notifications wait for the next owner: {error}")
 
     def _commands(self) -> SpoolServer:

@@ -204,9 +204,18 @@ class Store:
             return result
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
-        """A connection of its own for reading in the owner's process; close it after use."""
+        """A connection of its own for reading in the owner's process; close it after use.
+
+        Raises:
+            StoreWriteError: The file had to be opened again, and could not be written.
+        """
         with self._lock:
-            return self._open().cursor()
+            connection = self._open()
+            try:
+                return connection.cursor()
+            except duckdb.Error as error:
+                self._abandon(connection)
+                raise self._explained(error) from error
 
     def checkpoint(self) -> None:
         """Write the log of changes into the file; commits wait meanwhile (up to 2 s)."""
@@ -240,6 +249,9 @@ class Store:
                     read = read_book(connection, self._versions)
                     self._versions = read[0]
                     self._book.replace(*read)
+            except duckdb.Error as error:
+                self._abandon(connection)
+                raise self._explained(error) from error
             except BaseException:
                 connection.close()
                 raise

@@ -6,13 +6,12 @@ import logging
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from moescope.core.errors import MoescopeError
 from moescope.jobs.notifications.errors import DeliveryError
 from moescope.jobs.notifications.outbox import read_waiting, record_delivery, record_failure
 from moescope.storage.errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from moescope.core.clock import Clock
     from moescope.jobs.notifications.outbox import Waiting
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 _LOGGER = logging.getLogger(__name__)
 POLL_S = 1.0
+STOP_S = 15.0
+"""Longer than one exchange may take."""
 _UNKNOWN_RECEIVER = "the settings name no such receiver any more"
 
 
@@ -61,6 +62,7 @@ class Deliverer:
         self._clock = clock
         self._poll_s = poll_s
         self._stopping = threading.Event()
+        self._abandoned = threading.Event()
         self._thread: threading.Thread | None = None
 
     def deliver_once(self) -> Delivered:
@@ -72,10 +74,13 @@ class Deliverer:
         """
         delivered = failed = given_up = 0
         aside: set[str] = set()
-        for waiting in self._due():
+        for waiting in read_waiting(self._store, self._clock.now_us()):
             if waiting.receiver in aside or self._stopping.is_set():
                 continue
             error = self._sent(waiting)
+            if self._abandoned.is_set():
+                # The store may be closed by now; the next owner sends it again.
+                break
             if not error:
                 record_delivery(self._store, self._clock, waiting.notification)
                 delivered += 1
@@ -91,33 +96,40 @@ class Deliverer:
         self._thread = threading.Thread(target=self._run, name="notifications", daemon=True)
         self._thread.start()
 
-    def stop(self, timeout_s: float | None = None) -> None:
-        """End the thread after the notification that it sends. May be called twice."""
+    def stop(self, timeout_s: float = STOP_S) -> bool:
+        """End the thread after the notification that it sends. May be called twice.
+
+        Args:
+            timeout_s: Longest wait; a thread that has not ended by then touches the store no more.
+
+        Returns:
+            Whether it has ended.
+        """
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            self._thread = None
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._abandoned.set()
+            _LOGGER.warning("A notification was still on its way after %g s; left.", timeout_s)
+            return False
+        self._thread = None
+        return True
 
     def _run(self) -> None:
+        said = ""
         while not self._stopping.is_set():
+            trouble = ""
             try:
                 self.deliver_once()
             except FencedError:
                 return
-            except MoescopeError as error:
-                _LOGGER.warning("Notifications wait: %s", error)
+            except Exception as error:  # noqa: BLE001 (nobody else would deliver until a restart)
+                trouble = " ".join(f"{type(error).__name__}: {error}".split())
+            if trouble and trouble != said:
+                _LOGGER.warning("Notifications wait: %s", trouble)
+            said = trouble
             self._stopping.wait(self._poll_s)
-
-    def _due(self) -> Iterator[Waiting]:
-        """What can be sent now; an alert's later events wait for its earlier ones."""
-        now_us = self._clock.now_us()
-        held: set[tuple[str, str]] = set()
-        for waiting in read_waiting(self._store):
-            queue = (waiting.alert or waiting.notification, waiting.receiver)
-            if waiting.not_before_us > now_us or queue in held:
-                held.add(queue)
-                continue
-            yield waiting
 
     def _sent(self, waiting: Waiting) -> str:
         """Send one; empty if it was taken, else why not."""
@@ -128,4 +140,6 @@ class Deliverer:
             receiver.send(waiting.notification, waiting.body)
         except DeliveryError as error:
             return error.why or error.what
+        except Exception as error:  # noqa: BLE001 (its fault must not stop the other receivers)
+            return type(error).__name__
         return ""

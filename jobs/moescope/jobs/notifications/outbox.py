@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from moescope.storage import Store
 
 AUTHOR = "job:notifications"
-_AT_ONCE = 1000
+_AT_ONCE = 100
+"""Of each receiver: what is new for one must not wait long for another's old ones."""
 
 
 class Waiting(NamedTuple):
@@ -29,15 +30,40 @@ class Waiting(NamedTuple):
     not_before_us: int
 
 
-def read_waiting(store: Store) -> list[Waiting]:
-    """The oldest notifications that wait, in the order in which they have to be told."""
+# Keys of one alert and receiver differ in the event's number only: a longer one is a later one.
+_DUE = """
+WITH waiting AS (
+    SELECT notification, receiver, created_at,
+        bool_or(not_before > make_timestamp(?)) OVER (
+            PARTITION BY receiver, CASE alert WHEN '' THEN notification ELSE alert END
+            ORDER BY created_at, length(notification), notification
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW
+        ) AS held
+    FROM outbox WHERE delivered_at IS NULL AND given_up_at IS NULL
+), due AS (
+    SELECT notification, row_number() OVER (
+        PARTITION BY receiver ORDER BY created_at, length(notification), notification
+    ) AS turn
+    FROM waiting WHERE NOT held
+)
+SELECT notification, receiver, alert, body_json, attempts, epoch_us(created_at),
+    epoch_us(not_before)
+FROM due JOIN outbox USING (notification)
+WHERE turn <= ?
+ORDER BY turn, created_at, receiver
+"""
+
+
+def read_waiting(store: Store, now_us: int) -> list[Waiting]:
+    """The oldest notifications of each receiver that are due, in the order of telling.
+
+    An alert's later events wait for its earlier ones, so that they are not due before those.
+    Receivers take turns.
+    """
     with closing(store.cursor()) as cursor:
         rows = cursor.execute(
-            "SELECT notification, receiver, alert, body_json, attempts, epoch_us(created_at),"
-            " epoch_us(not_before) FROM outbox WHERE delivered_at IS NULL AND given_up_at IS NULL"
-            # Keys of one alert and receiver differ in the event's number only.
-            " ORDER BY created_at, length(notification), notification LIMIT ?",
-            [_AT_ONCE],
+            _DUE,
+            [now_us, _AT_ONCE],
         ).fetchall()
     return [Waiting._make(row) for row in rows]
 

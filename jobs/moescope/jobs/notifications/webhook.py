@@ -5,13 +5,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
+import ipaddress
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from moescope.core.errors import SettingsError
+from moescope.jobs.notifications.deadline import (
+    BoundedHTTPHandler,
+    BoundedHTTPSHandler,
+    Deadline,
+)
 from moescope.jobs.notifications.errors import DeliveryError
 
 if TYPE_CHECKING:
@@ -22,6 +28,8 @@ TIMESTAMP_HEADER = "Moescope-Timestamp"
 SIGNATURE_HEADER = "Moescope-Signature"
 TIMEOUT_S = 10.0
 _REASON_BYTES = 200
+_LAST_PORT = 65_535
+_LATE = "no answer in time"
 
 
 def signature(secret: bytes, timestamp: str, body: bytes) -> str:
@@ -53,13 +61,6 @@ def read_secret(path: str) -> bytes:
     return secret
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect could lead the body, and its signature, anywhere."""
-
-    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 (whatever urllib hands over)
-        """Follow none: the answer becomes an error."""
-
-
 class WebhookReceiver:
     """Posts each notification as JSON.
 
@@ -70,7 +71,7 @@ class WebhookReceiver:
         url: `http://` or `https://`, without a user or password in it.
         secret: Signs the body; None: unsigned.
         clock: For the timestamp that is signed along.
-        timeout_s: Longest wait for each step of the exchange.
+        timeout_s: Longest wait for the whole exchange.
 
     Raises:
         SettingsError: The URL is none that can be posted to.
@@ -85,16 +86,6 @@ class WebhookReceiver:
         self._secret = secret
         self._clock = clock
         self._timeout_s = timeout_s
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            _NoRedirects(),
-        ):
-            self._opener.add_handler(handler)
 
     def __repr__(self) -> str:
         """Neither address nor secret: both may be confidential."""
@@ -117,33 +108,68 @@ class WebhookReceiver:
         if self._secret is not None:
             headers[SIGNATURE_HEADER] = signature(self._secret, timestamp, data)
         request = urllib.request.Request(self._url, data, headers, method="POST")  # noqa: S310 (checked)
+        with Deadline(self._timeout_s) as deadline:
+            try:
+                self._exchange(request, deadline)
+            except DeliveryError:
+                raise
+            except Exception as error:  # whatever an answer makes the library raise
+                raise _failed(_LATE if deadline.passed else _cause(error)) from error
+            if deadline.passed:
+                # The end of the connection reads like the end of the headers.
+                raise _failed(_LATE)
+
+    def _exchange(self, request: urllib.request.Request, deadline: Deadline) -> None:
         try:
-            with self._opener.open(request, timeout=self._timeout_s):
+            with _opener(deadline).open(request, timeout=self._timeout_s):
                 return
         except urllib.error.HTTPError as error:
             with error:
                 raise _failed(_answer(error)) from error
         except urllib.error.URLError as error:
-            raise _failed(_cause(error.reason)) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise _failed(_cause(error)) from error
+            raise _failed(_LATE if deadline.passed else _cause(error.reason)) from error
+
+
+def _opener(deadline: Deadline) -> urllib.request.OpenerDirector:
+    """Without a handler of redirects: one could lead the body, and its signature, anywhere."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        BoundedHTTPHandler(deadline),
+        BoundedHTTPSHandler(deadline),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.HTTPErrorProcessor(),
+    ):
+        opener.add_handler(handler)
+    return opener
 
 
 def _checked(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-        host = parts.hostname
-    except ValueError:
-        parts, host = urlsplit(""), None
     is_plain = url.isascii() and url.isprintable() and " " not in url
-    if parts.scheme not in {"http", "https"} or not host or "@" in parts.netloc or not is_plain:
+    if not is_plain or not _is_reachable(url):
         raise SettingsError(
             "alerts.webhook_url is none that alerts can be posted to.",
             why="It has to be http:// or https:// with a host, and without user and password.",
             next_step="Correct it, or leave it empty; `alerts.webhook_secret_file` signs requests.",
         )
     return url
+
+
+def _is_reachable(url: str) -> bool:
+    """Whether the library can make a connection of it, as far as it can tell without one."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
+            return False
+        host = urllib.request.Request(url).host  # noqa: S310 (checked above)
+        target = http.client.HTTPConnection(host)
+        if "[" in host:
+            ipaddress.IPv6Address(target.host)
+        target.host.encode("idna")
+        is_port = parts.port != 0 and 0 < target.port <= _LAST_PORT
+    except (ValueError, http.client.HTTPException):
+        return False
+    return is_port
 
 
 def _failed(why: str) -> DeliveryError:
@@ -157,7 +183,7 @@ def _failed(why: str) -> DeliveryError:
 def _answer(error: urllib.error.HTTPError) -> str:
     try:
         text = error.read(_REASON_BYTES).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException):
+    except (OSError, ValueError, http.client.HTTPException):
         text = ""
     shown = "".join(char if char.isprintable() else " " for char in text).strip()
     return f"HTTP {error.code}: {shown}" if shown else f"HTTP {error.code}"
@@ -166,7 +192,7 @@ def _answer(error: urllib.error.HTTPError) -> str:
 def _cause(error: object) -> str:
     """The kind of failure; messages of the library can hold the address."""
     if isinstance(error, TimeoutError):
-        return "no answer in time"
+        return _LATE
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return type(error).__name__ if isinstance(error, BaseException) else "no connection"
