@@ -11,7 +11,7 @@ ARGS ?=
 # Processes that share the tests, file by file. 0 runs them in this one (for a debugger).
 WORKERS ?= 2
 
-.PHONY: help demo test check format bench docs lock faults fuzz setup setup-dev engines recordings
+.PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines recordings
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -56,6 +56,9 @@ recordings: setup-dev ## train the small MoE and record its routing again (examp
 	@scripts/engines.sh
 	[ -f .engines/tiny-moe/report.json ] || .engines/torch/bin/python -m examples.tiny_moe.train
 	.engines/torch/bin/python -m examples.tiny_moe.record $(ARGS)
+
+intervals: setup-dev ## coverage of calibrated intervals, 1,000 baselines a case (docs/explanation/calibration.md)
+	$(BIN)/python -m benchmarks.interval_coverage --write $(ARGS)
 
 fuzz: setup-dev ## property tests with many examples, from a new seed each time
 	MOESCOPE_HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m property --timeout=3600 $(ARGS)

@@ -28,7 +28,7 @@ QUICK = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever test needs the demo first waits for it."""
     for item in items:
-        if "small_demo" in getattr(item, "fixturenames", ()):
+        if {"small_demo", "another_demo"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.timeout(DEMO_SECONDS))
 
 
@@ -37,6 +37,21 @@ def small_demo(
     repository_root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict[str, Any]]:
     """A folder in which a small demo ran, as `make demo` leaves the checkout, and its report."""
+    return run_small_demo(repository_root, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def another_demo(
+    repository_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """The same once more, in a folder of its own."""
+    return run_small_demo(repository_root, tmp_path_factory)
+
+
+def run_small_demo(
+    repository_root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Any]]:
+    """Run a demo with two nodes and a few recordings."""
     folder = tmp_path_factory.mktemp("demo")
     recordings = few_recordings(repository_root, tmp_path_factory.mktemp("few"), *PLAYED)
     told = moescope(

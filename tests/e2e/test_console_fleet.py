@@ -193,6 +193,15 @@ def test_the_demo_keeps_score(small_demo: tuple[Path, dict[str, Any]]) -> None:
     ]
 
 
+def test_the_demo_comes_out_the_same_each_time(
+    small_demo: tuple[Path, dict[str, Any]], another_demo: tuple[Path, dict[str, Any]]
+) -> None:
+    """Windows, levels, names and pages follow from event times, never from the machine's pace."""
+    (_, first), (_, second) = small_demo, another_demo
+    assert second["outcomes"] == first["outcomes"]
+    assert second["facts"] == first["facts"]
+
+
 def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:
     """A folder that no demo made is left alone, however it came about."""
     (tmp_path / "demo").mkdir()
