@@ -217,7 +217,12 @@ _ALERTS = Table(
         Column("state", "VARCHAR", "`pending`, `firing`, `recovering`, `resolved`, `no_data`."),
         Column("pattern", "VARCHAR", "What it looks like; empty until one is named."),
         Column("began_at", "TIMESTAMP", "First slot over the line."),
-        Column("fired_at", "TIMESTAMP", "When it fired; null: not yet.", nullable=True),
+        Column(
+            "fired_at",
+            "TIMESTAMP",
+            "Begin of the slot that made it fire; null: not yet.",
+            nullable=True,
+        ),
         Column("resolved_at", "TIMESTAMP", "When it was over; null: not yet.", nullable=True),
         Column("last_slot", "TIMESTAMP", "Newest slot looked at."),
         Column("worst_value", "DOUBLE", "Greatest exceedance, in spreads past the red line."),

@@ -95,7 +95,8 @@ PATTERNS: tuple[Pattern, ...] = (
         summary="Examples in the prompt pull different questions to the same experts.",
         evidence="Paired: the same questions with and without examples. The similarity between "
         "requests is greater with them, by more than relabelling the pairs at random gives in one "
-        "of a hundred trials, in at least half of the layers.",
+        "of a hundred trials, in at least half of the layers. The small recorded model does not "
+        "show it.",
         likely_cause="The examples' form decides the routing of what follows.",
         next_step="Vary the examples, or accept it and calibrate the few-shot scene on its own.",
         pages=False,
