@@ -318,6 +318,8 @@ class PartitionProgress:
         step_low: Lowest step that an active training node still works on; `END_OF_TIME` when
             none trains.
         sealed: The partition was read to the end of a sealed log.
+        set_aside_us: Watermarks of its nodes that are set aside because they are behind, in
+            ascending order: who is missing from the windows that close meanwhile.
     """
 
     partition: str
@@ -328,11 +330,37 @@ class PartitionProgress:
     watermark_us: int
     step_low: int
     sealed: bool
+    set_aside_us: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterCount:
+    """How many records of a partition could not be used for one reason, exactly.
+
+    Attributes:
+        records: All of them. kept: Those that are kept whole, as dead letters.
+        record_bytes: Bytes of all.
+    """
+
+    partition: str
+    reason: str
+    records: int
+    kept: int
+    record_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emission:
-    """One commit of a processor."""
+    """One commit of a processor.
+
+    Attributes:
+        dead_letter_counts: Increments; they count also what is not kept.
+        unread: Partitions that hold records which no progress covers yet: they are late because
+            nobody read them, not because they are silent, and are waited for.
+        read_to: Topic partition → next offset, of topics whose place is stored with the output
+            and that are not partitions of routing batches.
+        claim: What the transport needs to prove that it may still commit this; never stored.
+    """
 
     progress: tuple[PartitionProgress, ...]
     windows: tuple[FinishedWindows, ...] = ()
@@ -342,6 +370,10 @@ class Emission:
     dead_letters: tuple[DeadLetter, ...] = ()
     references: tuple[TrailingReference, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
+    dead_letter_counts: tuple[DeadLetterCount, ...] = ()
+    unread: frozenset[str] = frozenset()
+    read_to: Mapping[str, int] = field(default_factory=dict)
+    claim: object = field(default=None, compare=False)
 
     @property
     def exceedances(self) -> Iterator[Exceedances]:

@@ -91,6 +91,27 @@ def _number(low: float, high: float) -> Callable[[object], float]:
     return parse
 
 
+def _choice(*choices: str) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
+        return str(value)
+
+    return parse
+
+
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_LONGEST_NAME = 200
+
+
+def _kafka_name(value: object) -> str:
+    """What Kafka accepts in a topic's name, with room for a suffix."""
+    name = _text(value)
+    if not name or len(name) > _LONGEST_NAME or not _NAME_CHARACTERS.issuperset(name):
+        raise ValueError("expected letters, digits, '.', '_' and '-', at most 200")
+    return name
+
+
 def _clock_time(value: object) -> str:
     hours, colon, minutes = _text(value).partition(":")
     if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):  # noqa: PLR2004
@@ -220,6 +241,120 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         "alerts.webhook_secret_file", _text, "", "path",
         "File whose content signs webhook bodies (HMAC-SHA256); empty: unsigned.",
+    ),
+    Setting(
+        "store.source", _choice("routing", "deltas"), "routing", "routing or deltas",
+        "With Kafka: whether the owner reads routing batches itself, or what processors made.",
+    ),
+    Setting(
+        "kafka.bootstrap_servers", _text, "", "host:port, …",
+        "Brokers to begin with; empty: no Kafka, one machine only.",
+    ),
+    Setting(
+        "kafka.topic_prefix", _kafka_name, "moescope", "name",
+        "Topics are called PREFIX.routing, PREFIX.deltas and so on.",
+    ),
+    Setting(
+        "kafka.group", _kafka_name, "moescope", "name", "Consumer group of the processors.",
+    ),
+    Setting(
+        "kafka.instance_id", _text, "", "name",
+        "Name of this processor that stays the same over restarts, unique in its group; "
+        "empty: a new one each time, so that a restart waits for the session time-out.",
+    ),
+    Setting(
+        "kafka.partitions", _integer(1, 10_000), 12, "integer",
+        "Partitions of PREFIX.routing: the most processors that can share the load. Fixed.",
+    ),
+    Setting(
+        "kafka.replication", _integer(-1, 32_767), -1, "integer",
+        "Replication factor of topics that `kafka topics-apply` makes; -1: the broker's default.",
+    ),
+    Setting(
+        "kafka.routing_retention", _number(0.01, 87_600.0), 72.0, "hours",
+        "How long PREFIX.routing and PREFIX.deltas are kept.",
+    ),
+    Setting(
+        "kafka.dlq_retention", _number(0.01, 87_600.0), 336.0, "hours",
+        "How long PREFIX.dlq is kept.",
+    ),
+    Setting(
+        "kafka.alerts_retention", _number(0.01, 87_600.0), 720.0, "hours",
+        "How long PREFIX.alerts is kept.",
+    ),
+    Setting(
+        "kafka.connect_timeout", _number(0.5, 600.0), 10.0, "seconds",
+        "How long a client looks for a broker before it says that there is none.",
+    ),
+    Setting(
+        "kafka.request_timeout", _number(0.5, 600.0), 10.0, "seconds",
+        "How long one request to a broker may take.",
+    ),
+    Setting(
+        "kafka.delivery_timeout", _number(1.0, 600.0), 15.0, "seconds",
+        "How long the client tries to deliver a record before the agent takes over trying.",
+    ),
+    Setting(
+        "kafka.session_timeout", _number(1.0, 600.0), 10.0, "seconds",
+        "A processor that is silent for so long loses its partitions.",
+    ),
+    Setting(
+        "kafka.max_poll_interval", _number(1.0, 3_600.0), 60.0, "seconds",
+        "A processor that takes longer between two reads loses its partitions.",
+    ),
+    Setting(
+        "kafka.transaction_timeout", _number(1.0, 900.0), 10.0, "seconds",
+        "An unfinished commit of a dead processor holds up the store for at most so long.",
+    ),
+    Setting(
+        "kafka.in_flight_bytes", _integer(1 << 20), 32 << 20, "bytes",
+        "Most bytes that an agent has sent and not yet heard back about.",
+    ),
+    Setting(
+        "kafka.buffer_bytes", _integer(1 << 20), 16 << 20, "bytes",
+        "Records read ahead per partition before a processor pauses it.",
+    ),
+    Setting(
+        "kafka.security_protocol",
+        _choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), "PLAINTEXT", "protocol",
+        "PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.",
+    ),
+    Setting(
+        "kafka.sasl_mechanism",
+        _choice("", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"), "", "mechanism",
+        "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.",
+    ),
+    Setting("kafka.sasl_username", _text, "", "name", "User of the SASL mechanism."),
+    Setting(
+        "kafka.sasl_password_file", _text, "", "path", "File that holds the user's password.",
+    ),
+    Setting(
+        "kafka.ssl_ca_file", _text, "", "path",
+        "PEM file of the authorities that brokers' certificates are checked against.",
+    ),
+    Setting(
+        "kafka.ssl_certificate_file", _text, "", "path",
+        "PEM file of this client's certificate, where brokers ask for one (mTLS).",
+    ),
+    Setting("kafka.ssl_key_file", _text, "", "path", "PEM file of that certificate's key."),
+    Setting(
+        "kafka.ssl_key_password_file", _text, "", "path", "File that holds the key's password.",
+    ),
+    Setting(
+        "kafka.ssl_check_hostname", _boolean, True, "boolean",
+        "Whether a broker's certificate has to name its host.",
+    ),
+    Setting(
+        "dead_letters.kept_per_minute", _integer(0, 1_000_000), 60, "records",
+        "Dead letters kept whole per partition and minute; further ones are counted only.",
+    ),
+    Setting(
+        "watch.host", _text, "127.0.0.1", "address",
+        "Address that serves /metrics and /healthz.",
+    ),
+    Setting(
+        "watch.port", _integer(0, 65_535), 0, "port",
+        "Port that serves /metrics and /healthz; 0: none.",
     ),
     Setting("jobs.enabled", _boolean, True, "boolean", "Whether the owner runs scheduled jobs."),
     Setting(

@@ -133,6 +133,16 @@ class NodeTable:
                 lowest = min(lowest, known.watermark_us)
         self.watermark_us = max(self.watermark_us, lowest)
 
+    def set_aside_us(self) -> tuple[int, ...]:
+        """Watermarks of the nodes that are behind and not waited for, in ascending order."""
+        return tuple(
+            sorted(
+                node.watermark_us
+                for node in self.nodes.values()
+                if node.state is NodeState.SET_ASIDE
+            )
+        )
+
     def step_low(self) -> int:
         """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains.
 

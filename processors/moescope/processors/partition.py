@@ -342,6 +342,7 @@ class Partition:
             watermark_us=self.watermark_us,
             step_low=self._nodes.step_low(),
             sealed=self.sealed,
+            set_aside_us=self._nodes.set_aside_us(),
         )
         statuses = [
             NodeStatus(
