@@ -5,24 +5,19 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from moescope.core.wire.limits import DEFAULT_LIMITS
+from moescope.core.kafka.topics import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-RECORD_OVERHEAD_BYTES: Final = 64 << 10
-"""Room for a record's key, headers and batch framing around the largest routing batch."""
-
-LARGEST_RECORD_BYTES: Final = DEFAULT_LIMITS.compressed_bytes + RECORD_OVERHEAD_BYTES
 
 _WEEK_MINUTES = 7 * 24 * 60
 
 BROKER_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         # A routing batch travels as one record, and is never split.
-        "message.max.bytes": str(LARGEST_RECORD_BYTES),
+        "message.max.bytes": str(MAX_MESSAGE_BYTES),
         # A follower that cannot fetch the largest record falls out of the in-sync replicas.
-        "replica.fetch.max.bytes": str(LARGEST_RECORD_BYTES),
+        "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES),
         # A mistyped name must fail, not become a topic with the wrong partitions and retention.
         "auto.create.topics.enable": "false",
         # An acknowledged record is never given up for availability.

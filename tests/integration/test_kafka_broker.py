@@ -1,0 +1,230 @@
+"""The broker that other tests trust: what it acknowledged stays, and who may not enter does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError
+from support import broker_choice
+from support.kafka_broker import KafkaBroker, answers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from support.broker_choice import Broker, SharedBroker
+
+# A restarted broker takes a while to answer metadata, and a busy machine longer.
+PATIENCE_MS = 40_000
+
+
+def _create_topic(bootstrap: str, topic: str) -> None:
+
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
+
+
+@contextmanager
+def _producer(bootstrap: str, **options: object) -> Iterator[Any]:
+
+    producer = KafkaProducer(
+        bootstrap_servers=bootstrap,
+        acks="all",
+        enable_idempotence=True,
+        reconnect_backoff_max_ms=500,
+        max_block_ms=PATIENCE_MS,
+        delivery_timeout_ms=PATIENCE_MS,
+        request_timeout_ms=5_000,
+        max_request_size=9 << 20,
+        **options,
+    )
+    try:
+        yield producer
+    finally:
+        producer.close(timeout=5)
+
+
+def _produce(bootstrap: str, topic: str, values: list[bytes], **options: object) -> None:
+    with _producer(bootstrap, **options) as producer:
+        sent = [producer.send(topic, value) for value in values]
+        for future in sent:
+            future.get(timeout=PATIENCE_MS / 1e3)
+
+
+def _consume(bootstrap: str, topic: str, count: int, **options: object) -> list[bytes]:
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        max_partition_fetch_bytes=9 << 20,
+        consumer_timeout_ms=PATIENCE_MS,
+        **options,
+    )
+    with closing(consumer):
+        values: list[bytes] = []
+        for record in consumer:
+            values.append(record.value)
+            if len(values) == count:
+                break
+        return values
+
+
+def test_shared_broker_carries_the_largest_record(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """A record of 8 MiB, the largest routing batch, arrives whole, and a small one behind it."""
+    topic = f"{topic_prefix}.routing"
+    values = [os.urandom(8 << 20), b"small"]
+    _create_topic(kafka_broker.bootstrap, topic)
+    _produce(kafka_broker.bootstrap, topic, values)
+    assert _consume(kafka_broker.bootstrap, topic, 2) == values
+
+
+def test_shared_broker_does_not_make_topics_by_itself(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """A mistyped topic name fails, and no topic of that name comes to be."""
+    topic = f"{topic_prefix}.mistyped"
+    with _producer(kafka_broker.bootstrap) as producer:
+        producer.config["max_block_ms"] = 500
+        with pytest.raises(KafkaError):
+            producer.send(topic, b"lost").get(timeout=5)
+    with closing(KafkaAdminClient(bootstrap_servers=kafka_broker.bootstrap)) as admin:
+        assert topic not in admin.list_topics()
+
+
+def test_records_acknowledged_before_kill_survive_it(own_broker: Broker, topic_prefix: str) -> None:
+    """After kill −9 and a restart on the same data and port, every acknowledged record is there.
+
+    The same producer then goes on, and nothing is there twice.
+    """
+    topic = f"{topic_prefix}.routing"
+    before = [b"before %d" % number for number in range(50)]
+    after = [b"after %d" % number for number in range(5)]
+    _create_topic(own_broker.bootstrap, topic)
+    with _producer(own_broker.bootstrap) as producer:
+        for future in [producer.send(topic, value) for value in before]:
+            future.get(timeout=PATIENCE_MS / 1e3)
+        own_broker.kill()
+        assert not answers(own_broker.bootstrap)
+        own_broker.start()
+        for future in [producer.send(topic, value) for value in after]:
+            future.get(timeout=PATIENCE_MS / 1e3)
+    assert _consume(own_broker.bootstrap, topic, 55) == before + after
+
+
+def test_paused_broker_answers_nobody_until_resumed(own_broker: Broker, topic_prefix: str) -> None:
+    """A record sent while the broker is frozen is acknowledged only after it goes on."""
+    topic = f"{topic_prefix}.routing"
+    _create_topic(own_broker.bootstrap, topic)
+    with _producer(own_broker.bootstrap) as producer:
+        producer.send(topic, b"first").get(timeout=PATIENCE_MS / 1e3)
+        own_broker.pause()
+        assert not answers(own_broker.bootstrap, seconds=0.3)
+        frozen = producer.send(topic, b"second")
+        time.sleep(0.3)
+        assert not frozen.is_done
+        own_broker.resume()
+        frozen.get(timeout=PATIENCE_MS / 1e3)
+    assert _consume(own_broker.bootstrap, topic, 2) == [b"first", b"second"]
+
+
+@pytest.fixture(scope="module")
+def guarded_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker with a SASL and a mutual TLS listener, always a native one."""
+    broker_choice.require_native()
+    folder = tmp_path_factory.mktemp("guarded")
+    with KafkaBroker(folder, scram_users={"agent": "right"}, mutual_tls=True) as broker:
+        yield broker
+
+
+def test_sasl_listener_lets_in_who_knows_the_password(
+    guarded_broker: KafkaBroker, topic_prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SCRAM-SHA-512 refuses a wrong password, and accepts the right one."""
+    topic = f"{topic_prefix}.routing"
+    _create_topic(guarded_broker.bootstrap, topic)
+    assert guarded_broker.sasl_bootstrap is not None
+    sasl = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "agent",
+    }
+    # The client tries again until its time is over, and only its log names the cause.
+    with pytest.raises(KafkaError):
+        KafkaAdminClient(
+            bootstrap_servers=guarded_broker.sasl_bootstrap,
+            bootstrap_timeout_ms=1_500,
+            sasl_plain_password="wrong",
+            **sasl,
+        )
+    assert "invalid credentials" in caplog.text
+    right = {**sasl, "sasl_plain_password": "right"}
+    _produce(guarded_broker.sasl_bootstrap, topic, [b"hello"], **right)
+    assert _consume(guarded_broker.sasl_bootstrap, topic, 1, **right) == [b"hello"]
+
+
+def test_tls_listener_asks_for_a_certificate(
+    guarded_broker: KafkaBroker, topic_prefix: str
+) -> None:
+    """Mutual TLS accepts the PEM files that the broker offers, and nobody without them."""
+    topic = f"{topic_prefix}.routing"
+    _create_topic(guarded_broker.bootstrap, topic)
+    files = guarded_broker.tls_files
+    assert files is not None
+    assert guarded_broker.tls_bootstrap is not None
+    anonymous = {"security_protocol": "SSL", "ssl_cafile": str(files.authority)}
+    with pytest.raises(KafkaError):
+        KafkaAdminClient(
+            bootstrap_servers=guarded_broker.tls_bootstrap, bootstrap_timeout_ms=1_500, **anonymous
+        )
+    known = {
+        **anonymous,
+        "ssl_certfile": str(files.client_certificate),
+        "ssl_keyfile": str(files.client_key),
+    }
+    _produce(guarded_broker.tls_bootstrap, topic, [b"hello"], **known)
+    assert _consume(guarded_broker.tls_bootstrap, topic, 1, **known) == [b"hello"]
+
+
+# What a killed test run leaves behind is asked of a program that holds a broker and is killed.
+_HOLDER = """
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from support.kafka_broker import KafkaBroker
+broker = KafkaBroker(Path(sys.argv[1])).start()
+print(broker.process_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_broker_ends_when_its_holder_is_killed(tmp_path: Path) -> None:
+    """A test run that is killed leaves no Java process behind."""
+    broker_choice.require_native()
+    paths = [path for path in sys.path if path.endswith(("/tests", "/core"))]
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(tmp_path / "kafka"), *paths],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        broker = int(holder.stdout.readline())
+        os.kill(broker, 0)
+        holder.send_signal(signal.SIGKILL)
+    end = time.monotonic() + PATIENCE_MS / 1e3
+    while Path(f"/proc/{broker}").exists():
+        assert time.monotonic() < end, "the broker outlived its holder"
+        time.sleep(0.05)
