@@ -76,6 +76,7 @@ class Outcome:
         positions, lags, similarity: Sums of time panes per (lane, phase, start).
         histograms: int64 [M, L, slots] by key, as bytes; references: counts by id.
         accounts, dead_letters: By offset.
+        letter_counts: Records, kept and bytes per reason, by (what, reason).
     """
 
     token: Counter[Value] = field(default_factory=Counter)
@@ -88,6 +89,7 @@ class Outcome:
     references: dict[str, Value] = field(default_factory=dict)
     accounts: dict[int, Any] = field(default_factory=dict)
     dead_letters: list[int] = field(default_factory=list)
+    letter_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def nested(counts: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401
@@ -158,11 +160,19 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
             assert account.offset not in out.accounts
             out.accounts[account.offset] = account
         out.dead_letters += [letter.offset for letter in emission.dead_letters]
+        _add_letter_counts(out, emission)
     out.histograms = {key: value.tobytes() for key, value in histograms.items() if value.any()}
     for pane, deltas in profiles.items():
         _add_profiles(out, pane, deltas)
     out.panes = {key: sums.value() for key, sums in panes.items()}
     return out
+
+
+def _add_letter_counts(out: Outcome, emission: Emission) -> None:
+    for count in emission.dead_letter_counts:
+        out.letter_counts["records", count.reason] += count.records
+        out.letter_counts["kept", count.reason] += count.kept
+        out.letter_counts["bytes", count.reason] += count.record_bytes
 
 
 def _add_profiles(out: Outcome, key: Key, deltas: Sequence[SharedDelta]) -> None:

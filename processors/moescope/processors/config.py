@@ -26,7 +26,8 @@ class WindowConfig:
 
     `lag_ratio` is the share of requests whose last rows are kept for the lag overlap;
     `similarity_requests` and `similarity_tokens` say which requests of a pane are compared, and
-    have to be the same wherever results are compared.
+    have to be the same wherever results are compared. `dead_letters_kept` is how many dead letters
+    are kept whole per partition and minute.
 
     Raises:
         SettingsError: A window that cannot be formed.
@@ -43,6 +44,7 @@ class WindowConfig:
     lag_ratio: float = 0.01
     similarity_requests: int = SIMILARITY_REQUESTS
     similarity_tokens: int = SIMILARITY_TOKENS
+    dead_letters_kept: int = 60
 
     def __post_init__(self) -> None:
         """Refuse what the counters cannot hold."""
@@ -74,6 +76,7 @@ class WindowConfig:
             scope_limit=settings["scopes.limit"],
             row_budget=settings["store.token_row_budget"],
             lag_ratio=settings["profiles.lag_ratio"],
+            dead_letters_kept=settings["dead_letters.kept_per_minute"],
         )
 
     @property

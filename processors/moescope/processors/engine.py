@@ -74,7 +74,7 @@ class Engine:
         if not ready:
             return None
         progress, groups, deltas, references = [], [], [], []
-        batches, dead_letters, nodes = [], [], []
+        batches, dead_letters, letter_counts, nodes = [], [], [], []
         for name in sorted(ready):
             moved, output, statuses = self.partitions[name].take()
             progress.append(moved)
@@ -83,6 +83,7 @@ class Engine:
             references += output.references
             batches += output.batches
             dead_letters += output.dead_letters
+            letter_counts += output.dead_letter_counts
             nodes += statuses
         self._touched -= ready
         emission = Emission(
@@ -90,6 +91,7 @@ class Engine:
             deltas=tuple(merge_deltas(deltas)),
             batches=tuple(batches),
             dead_letters=tuple(dead_letters),
+            dead_letter_counts=tuple(letter_counts),
             references=tuple(references),
             nodes=tuple(nodes),
         )

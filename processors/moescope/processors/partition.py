@@ -19,6 +19,7 @@ from moescope.core.vocabulary import IdSpace, Phase
 from moescope.core.wire import BatchDecodeError, decode_batch
 from moescope.processors.kernels.records import PANE_US
 from moescope.processors.lane import Lane
+from moescope.processors.letters import LetterBox
 from moescope.processors.nodes import NodeTable, Sighting, is_skewed
 from moescope.processors.plausibility import implausible
 from moescope.processors.row_sampling import RowSampling
@@ -30,7 +31,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.core.batch import BatchHeader, RoutingBatch
-    from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
+    from moescope.core.emission import (
+        DeadLetterCount,
+        SharedDelta,
+        TrailingReference,
+        WindowGroup,
+    )
     from moescope.processors.config import WindowConfig
     from moescope.processors.nodes import Node
     from moescope.processors.sources.protocol import SourceGap, SourceRecord
@@ -48,6 +54,7 @@ class PartitionOutput:
     references: list[TrailingReference] = field(default_factory=list)
     batches: list[BatchAccount] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
+    dead_letter_counts: list[DeadLetterCount] = field(default_factory=list)
 
 
 class Partition:
@@ -72,6 +79,7 @@ class Partition:
         self._sampling = RowSampling(config.row_budget)
         self._lanes: dict[LaneKey, Lane] = {}
         self._output = PartitionOutput()
+        self._letters = LetterBox(name, config.dead_letters_kept)
         self._skipped: list[int] = []
         self._stale_rows: dict[int, list[int]] = {}
         self._recent: deque[tuple[int, int]] = deque()
@@ -148,15 +156,19 @@ class Partition:
         self.catch_up(self._emitted_to if live else gap.first)
         self.next_offset = gap.end
         if live:
-            self._output.dead_letters.append(
+            # What was processed before it went is missing from nothing.
+            first = max(gap.first, self._emitted_to)
+            records = gap.end - first
+            self._letters.put_gap(
                 DeadLetter(
                     partition=self.name,
-                    offset=gap.first,
+                    offset=first,
                     append_time_us=append_time_us,
                     reason="log_gap",
-                    detail=f"{gap.end - gap.first} records: {gap.reason}",
+                    detail=f"{records} records: {gap.reason}",
                     payload=gap.payload,
-                )
+                ),
+                records,
             )
 
     def seal(self) -> None:
@@ -227,7 +239,8 @@ class Partition:
 
     def _dead_letter(self, record: SourceRecord, reason: str, detail: str) -> None:
         digest = sha256(record.payload).hexdigest()
-        self._output.dead_letters.append(
+        has_clock = record.append_time_us != NO_TIME
+        self._letters.put(
             DeadLetter(
                 partition=self.name,
                 offset=record.offset,
@@ -235,7 +248,8 @@ class Partition:
                 reason=reason,
                 detail=f"{detail} (sha256 {digest})",
                 payload=record.payload,
-            )
+            ),
+            record.append_time_us if has_clock else self.watermark_us,
         )
 
     def _account(
@@ -322,6 +336,7 @@ class Partition:
     def take(self) -> tuple[PartitionProgress, PartitionOutput, list[NodeStatus]]:
         """Everything since the last commit, and the progress to commit with it."""
         output, self._output = self._output, PartitionOutput()
+        output.dead_letters, output.dead_letter_counts = self._letters.take()
         for lane in self._lanes.values():
             groups, deltas, references = lane.output.drain()
             output.groups += groups
@@ -380,6 +395,7 @@ class Partition:
             "nodes": self._nodes.state(),
             "sampling": self._sampling.state(),
             "skipped": self._skipped,
+            "letters": self._letters.state(),
             "stale_rows": list(self._stale_rows.items()),
             "lanes": [],
         }
@@ -398,6 +414,7 @@ class Partition:
         self._nodes.restore(values["nodes"])
         self._sampling.restore(values["sampling"])
         self._skipped = list(values["skipped"])
+        self._letters.restore(values.get("letters", ()))
         self._stale_rows = dict(values["stale_rows"])
         for index, saved in enumerate(values["lanes"]):
             key = _key_from(saved["key"])
