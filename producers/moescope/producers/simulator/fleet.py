@@ -49,6 +49,8 @@ def simulate(
     start_us: int = DEFAULT_START_US,
     node_prefix: str = "sim",
     domain: str = LIVE_DOMAIN,
+    request_prefix: str = "",
+    byte_cap: int | None = None,
     progress: Callable[[int, SimulationTotals], None] | None = None,
 ) -> SimulationTotals:
     """Simulate a fleet and write one sealed partition per node, and the labels beside them.
@@ -67,6 +69,9 @@ def simulate(
         node_prefix: Nodes are called `<prefix>-000`, `<prefix>-001`, …
         domain: Watermark domain of the partitions; two simulations whose event times overlap
             need one each.
+        request_prefix: Stands in front of the names of requests and tasks of users: two runs in
+            one domain must not use a name twice.
+        byte_cap: Most bytes of a node's log; None for no cap.
         progress: Called after each simulated second with the seconds done and totals so far.
 
     Raises:
@@ -96,7 +101,10 @@ def simulate(
         logs = []
         for node, name in enumerate(names):
             writer = BatchLogWriter(
-                log_root, name, domain=domain, settings=WriterSettings(durability="none")
+                log_root,
+                name,
+                domain=domain,
+                settings=WriterSettings(durability="none", byte_cap=byte_cap),
             )
             closing.callback(writer.close)
             builder = BatchBuilder(scenario.model, table, name, seed_from(seed, 2, node))
@@ -111,7 +119,9 @@ def simulate(
                 nodes=names,
             )
 
-        fleet = _Fleet(shared, logs, states, seed=seed, start_us=start_us)
+        fleet = _Fleet(
+            shared, logs, states, seed=seed, start_us=start_us, request_prefix=request_prefix
+        )
         for second in range(duration_s):
             fleet.advance(start_us + second * SECOND_US)
             if progress is not None:
@@ -142,6 +152,7 @@ class _Fleet:
         *,
         seed: int,
         start_us: int,
+        request_prefix: str,
     ) -> None:
         scenario, table = shared.scenario, shared.table
         self._table = table
@@ -156,7 +167,9 @@ class _Fleet:
                 for rank in range(len(logs))
             ]
         else:
-            self._traffic = Traffic(scenario.traffic, shared.planted, len(logs), seed)
+            self._traffic = Traffic(
+                scenario.traffic, shared.planted, len(logs), seed, request_prefix
+            )
             self._engines = [NodeEngine(scenario.engine, table, start_us) for _ in logs]
 
     def advance(self, second_us: int) -> None:

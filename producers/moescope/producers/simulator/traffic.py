@@ -44,15 +44,22 @@ class Traffic:
         planted: Incidents of the scenario.
         nodes: Size of the fleet.
         seed: Same seed, same users.
+        prefix: Stands in front of the names of requests and tasks.
     """
 
     def __init__(
-        self, spec: TrafficSpec, planted: tuple[Planted, ...], nodes: int, seed: int
+        self,
+        spec: TrafficSpec,
+        planted: tuple[Planted, ...],
+        nodes: int,
+        seed: int,
+        prefix: str = "",
     ) -> None:
         self._spec = spec
         self._planted = [item for item in planted if isinstance(item.incident, TRAFFIC_INCIDENTS)]
         self._nodes = nodes
         self._seed = seed
+        self._prefix = prefix
         self._random = np.random.Generator(np.random.PCG64(seed_from(seed, 21)))
         self._further: list[tuple[int, int, Arrival]] = []
         self._tasks = 0
@@ -80,7 +87,7 @@ class Traffic:
         self._requests += 1
         further = replace(
             plan,
-            id=f"req-{self._requests:08d}",
+            id=f"{self._prefix}req-{self._requests:08d}",
             prompt_tokens=min(history + self._prompt(random) // 2 + 1, 4 * self._spec.prompt_max),
             output_tokens=self._output(random),
             turns_left=plan.turns_left - 1,
@@ -126,8 +133,8 @@ class Traffic:
         scene = self._scene()
         turns = min(int(random.geometric(1.0 / spec.turns_mean)), spec.turns_max)
         return RequestPlan(
-            id=f"req-{self._requests:08d}",
-            task=f"task-{self._tasks:07d}",
+            id=f"{self._prefix}req-{self._requests:08d}",
+            task=f"{self._prefix}task-{self._tasks:07d}",
             scene=scene.name,
             prompt_tokens=self._prompt(random),
             output_tokens=self._output(random),
