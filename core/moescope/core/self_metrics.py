@@ -58,6 +58,7 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _counter("agent_client_rebuilds", "Kafka clients that were given up and made again."),
     _gauge("agent_backlog_batches", "Batches in the batch log that wait to be shipped.", "node"),
     _gauge("agent_log_bytes", "Bytes of the node's batch log.", "node"),
+    _gauge("agent_free_bytes", "Room on the disk of the data directory."),
     _gauge("agent_in_flight_bytes", "Bytes sent and not acknowledged."),
     _gauge("agent_last_acknowledged_timestamp_seconds", "When a batch was last acknowledged."),
     _counter("processor_records", "Records processed.", "partition"),
@@ -86,7 +87,11 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _gauge("store_unserved_partitions", "Partitions whose records wait and nobody processes."),
     _gauge("store_catching_up", "1 while a backlog is read: what fires is history."),
     _gauge("store_file_bytes", "Size of the store file."),
-    _gauge("store_free_bytes", "Room on its disk."),
+    _gauge("store_free_bytes", "Room on the disk of the data directory."),
+    _gauge("store_open_alerts", "Alerts that are not resolved.", "state"),
+    _gauge("store_waiting_notifications", "Notifications that nobody has received yet."),
+    _gauge("store_oldest_waiting_notification_seconds", "How long the oldest of them waits."),
+    _gauge("store_job_failing", "1 where the last run of the job failed.", "name"),
     _gauge("store_fencing_token", "Rises with each new owner."),
     _gauge("store_standby", "1 while this process waits to become the owner."),
 )
@@ -106,13 +111,23 @@ class SelfMetrics:
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
-        """Raise a counter."""
+        """Raise a counter.
+
+        Raises:
+            InternalError: It is not declared like that, or the amount is negative.
+        """
         key = _key(name, MetricKind.COUNTER, labels)
+        if amount < 0:
+            raise InternalError(f"{name} only grows, not by {amount}.")
         with self._lock:
             self._values[key] = self._values.get(key, 0.0) + amount
 
     def set(self, name: str, value: float, **labels: str) -> None:
-        """Set a gauge."""
+        """Set a gauge.
+
+        Raises:
+            InternalError: It is not declared like that.
+        """
         key = _key(name, MetricKind.GAUGE, labels)
         with self._lock:
             self._values[key] = value
