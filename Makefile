@@ -11,7 +11,7 @@ ARGS ?=
 # Processes that share the tests, file by file. 0 runs them in this one (for a debugger).
 WORKERS ?= 2
 
-.PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines recordings
+.PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines recordings kafka
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,6 +47,10 @@ lock: ## compile requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer v
 
 bench: setup-dev ## measure speed on this machine, and write docs/performance.md (ARGS=--quick)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+PORT ?= 9092
+kafka: setup-dev ## run a Kafka broker by hand at 127.0.0.1:9092 until Ctrl-C (PORT=…)
+	@$(BIN)/python scripts/kafka.py --port $(PORT) $(ARGS)
 
 engines: setup-dev ## tests with a real engine: torch, in an environment of its own (about 5 GB)
 	@scripts/engines.sh

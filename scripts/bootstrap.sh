@@ -58,4 +58,7 @@ printf '%s' "$fingerprint" >"$stamp"
 if [[ "$profile" == dev ]] && ! command -v chromium >/dev/null; then
   say "chromium is not on PATH: tests that look at reports in a browser are skipped, and .ci/run fails without it (Debian: apt-get install -y --no-install-recommends chromium)."
 fi
+if [[ "$profile" == dev ]] && ! scripts/kafka_jars.sh --check 2>/dev/null; then
+  say "Java 17 or Maven is not on PATH: tests with a Kafka broker are skipped, and .ci/run fails without them (Debian: apt-get install -y --no-install-recommends openjdk-17-jre-headless maven)."
+fi
 say "ready in $((SECONDS - started)) s, $(du -sh .venv | cut -f1) in .venv"

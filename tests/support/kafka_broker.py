@@ -109,13 +109,18 @@ class KafkaBroker:
         self._leash: subprocess.Popen[bytes] | None = None
 
     @property
+    def is_running(self) -> bool:
+        """Whether its process is there; a paused one is."""
+        return self._leash is not None and self._leash.poll() is None
+
+    @property
     def process_id(self) -> int:
         """Of the Java process.
 
         Raises:
             BrokerError: When it does not run.
         """
-        if not self._runs():
+        if not self.is_running:
             raise BrokerError("The broker does not run.")
         return int(self._pid_file.read_text())
 
@@ -125,7 +130,7 @@ class KafkaBroker:
         Raises:
             BrokerError: When it runs already, ends at once, or does not answer in time.
         """
-        if self._runs():
+        if self.is_running:
             raise BrokerError("The broker runs already.")
         self._configure()
         self._pid_file.unlink(missing_ok=True)
@@ -185,9 +190,6 @@ class KafkaBroker:
         """Close it."""
         self.close()
 
-    def _runs(self) -> bool:
-        return self._leash is not None and self._leash.poll() is None
-
     def _configure(self) -> None:
         (self.folder / "log4j2.properties").write_text(log4j_text(self.log_file))
         properties = server_properties(
@@ -213,7 +215,7 @@ class KafkaBroker:
     def _wait_until_it_answers(self) -> None:
         end = time.monotonic() + START_SECONDS
         while not answers(self.bootstrap):
-            if not self._runs():
+            if not self.is_running:
                 raise BrokerError(f"Kafka ended while it started:\n{self._last_words()}")
             if time.monotonic() > end:
                 self.kill()
