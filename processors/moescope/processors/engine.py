@@ -12,6 +12,7 @@ from moescope.processors.partition import Partition
 if TYPE_CHECKING:
     from moescope.core.emission import Finisher, PartitionProgress, WindowGroup
     from moescope.processors.config import WindowConfig
+    from moescope.processors.resuming import Resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,19 @@ class Engine:
             known = Partition(name, domain, self._config, self._progress.get(name))
             self.partitions[name] = known
         return known
+
+    def open(self, name: str, domain: str, resumed: Resumed) -> Partition:
+        """A partition, opened where a commit left it."""
+        known = Partition(name, domain, self._config, resumed.progress)
+        if resumed.loss is not None:
+            known.note_loss(resumed.loss)
+        self.partitions[name] = known
+        return known
+
+    def forget(self, name: str) -> None:
+        """Drop a partition, and all that it did not hand out."""
+        self.partitions.pop(name, None)
+        self._touched.discard(name)
 
     def touch(self, name: str) -> None:
         """Mark a partition as having something to commit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.emission import DeadLetter, DeadLetterCount
@@ -52,6 +53,10 @@ class LetterBox:
         """Count records that are gone, and keep the letter that says so: always."""
         self._add(letter, records=records, is_kept=True)
 
+    def put_loss(self, letter: DeadLetter) -> None:
+        """Keep a letter about something that is lost and is no record."""
+        self._add(letter, records=0, is_kept=True)
+
     def take(self) -> tuple[list[DeadLetter], list[DeadLetterCount]]:
         """What came since the last call: the letters kept, and the increments per reason."""
         letters, self._letters = self._letters, []
@@ -81,5 +86,12 @@ class LetterBox:
         counts[0] += records
         counts[1] += is_kept
         counts[2] += len(letter.payload)
-        if is_kept:
-            self._letters.append(letter)
+        if not is_kept:
+            return
+        if self._letters and self._letters[-1].offset == letter.offset:
+            # What was lost before a record can be told at the record's own place only.
+            before = self._letters.pop()
+            letter = replace(
+                letter, reason=before.reason, detail=f"{before.detail} {letter.detail}"
+            )
+        self._letters.append(letter)

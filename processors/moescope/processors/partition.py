@@ -171,6 +171,19 @@ class Partition:
                 records,
             )
 
+    def note_loss(self, detail: str) -> None:
+        """Note that the memory of the last commit is lost: windows that were open are short."""
+        self._letters.put_loss(
+            DeadLetter(
+                partition=self.name,
+                offset=self.next_offset,
+                append_time_us=NO_TIME,
+                reason="state_lost",
+                detail=detail,
+                payload=b"",
+            )
+        )
+
     def seal(self) -> None:
         """The partition was read to its sealed end: everything closes."""
         self.catch_up(max(self.next_offset, self._emitted_to))
@@ -408,8 +421,13 @@ class Partition:
 
     def _restore(self, progress: PartitionProgress) -> None:
         self._emitted_to = progress.emitted_to
-        self.next_offset = progress.replay_from
         self.sealed = progress.sealed
+        if not progress.state:
+            # Nothing to rebuild memory with; what was reached is still reached.
+            self.next_offset = progress.emitted_to
+            self._nodes.watermark_us = progress.watermark_us
+            return
+        self.next_offset = progress.replay_from
         values, arrays = unpack_state(progress.state)
         self._nodes.restore(values["nodes"])
         self._sampling.restore(values["sampling"])

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.clock import SystemClock
 from moescope.core.errors import MoescopeError
 from moescope.processors.engine import Engine
+from moescope.processors.resuming import CommitRefusedError, LoadedOnce
 from moescope.processors.sources.protocol import SourceGap, SourceRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from moescope.core.clock import Clock
     from moescope.core.emission import Emission, EmissionStore, Finisher
     from moescope.processors.config import WindowConfig
     from moescope.processors.engine import UnfinishedEmission
+    from moescope.processors.pipeline_metrics import PipelineMetrics
+    from moescope.processors.resuming import Resuming
     from moescope.processors.sources.protocol import Source
 
 READ_RECORDS = 16
@@ -29,6 +33,7 @@ LARGEST_COMMIT = 16
 """How many times `commit_records` a commit may grow while the one before is being written."""
 IDLE_SECONDS = 0.05
 RETRY_PAUSE_SECONDS = 0.5
+WRITER_PAUSE_SECONDS = 0.005
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class PipelineTotals:
     token_windows: int = 0
     dead_letters: int = 0
     retries: int = 0
+    refused: int = 0
 
 
 class _Reading:
@@ -50,6 +56,8 @@ class _Reading:
         self.items: deque[SourceRecord | SourceGap] = deque()
         self.read_to: int | None = None
         self.exhausted = False
+        self.records = 0
+        self.record_bytes = 0
 
 
 class Pipeline:
@@ -64,8 +72,12 @@ class Pipeline:
         commit_interval: seconds between commits while records arrive.
         commit_records: most records in one commit.
         retry_seconds: how long a commit that failed for a passing reason is tried again.
+        rest: seconds between two commits at least, where each is dear.
         clock: wall clock, for commit intervals only: results never depend on it.
         on_commit: Called on the committing thread after each commit.
+        resuming: knows where partitions that come and go were left; None: the store, which nobody
+            else writes to.
+        metrics: told of each commit.
     """
 
     def __init__(
@@ -78,8 +90,11 @@ class Pipeline:
         commit_interval: float = 1.0,
         commit_records: int = 256,
         retry_seconds: float = 60.0,
+        rest: float = 0.0,
         clock: Clock | None = None,
         on_commit: Callable[[PipelineTotals], None] | None = None,
+        resuming: Resuming | None = None,
+        metrics: PipelineMetrics | None = None,
     ) -> None:
         self._source = source
         self._store = store
@@ -87,12 +102,17 @@ class Pipeline:
         self._commit_interval = commit_interval
         self._commit_records = commit_records
         self._retry_seconds = retry_seconds
+        self._rest = rest
         self._clock = clock or SystemClock()
         self._on_commit = on_commit
-        self._engine = Engine(config, store.load_progress())
+        self._resuming = LoadedOnce(store.load_progress()) if resuming is None else resuming
+        self._metrics = metrics
+        self._engine = Engine(config, {})
         self._reading: dict[str, _Reading] = {}
         self._waiting: queue.Queue[UnfinishedEmission | None] = queue.Queue(WAITING_COMMITS)
         self._failure: BaseException | None = None
+        self._refusal: CommitRefusedError | None = None
+        self._handed_over = float("-inf")
         self.totals = PipelineTotals()
 
     def run(self, *, until_idle: bool = False, stop: threading.Event | None = None) -> None:
@@ -120,6 +140,9 @@ class Pipeline:
         uncommitted = 0
         last_commit = self._clock.monotonic()
         while not stop.is_set() and self._failure is None:
+            if self._refusal is not None:
+                self._start_over()
+                uncommitted = 0
             done = self._step()
             uncommitted += done
             if self._is_due(uncommitted, self._clock.monotonic() - last_commit):
@@ -127,26 +150,41 @@ class Pipeline:
                 uncommitted = 0
                 last_commit = self._clock.monotonic()
             if done == 0:
-                self._commit()
-                uncommitted = 0
-                if until_idle:
+                if self._is_rested():
+                    self._commit()
+                    uncommitted = 0
+                if until_idle and self._source.settled() and self._is_all_written():
                     break
                 stop.wait(IDLE_SECONDS)
         self._commit()
+
+    def _is_all_written(self) -> bool:
+        """Whether nothing that was read may yet have to be read again."""
+        self._commit()
+        self._wait_for_writer()
+        return self._refusal is None
+
+    def _wait_for_writer(self) -> None:
+        while self._waiting.unfinished_tasks and self._failure is None:
+            time.sleep(WRITER_PAUSE_SECONDS)
+
+    def _is_rested(self) -> bool:
+        return self._clock.monotonic() - self._handed_over >= self._rest
 
     def _is_due(self, uncommitted: int, elapsed: float) -> bool:
         """Whether to commit now: in time, and while the store is busy in larger pieces."""
         if uncommitted >= LARGEST_COMMIT * self._commit_records:
             return True
         due = uncommitted >= self._commit_records or elapsed >= self._commit_interval
-        return due and self._waiting.empty()
+        return due and self._waiting.empty() and self._is_rested()
 
     def _step(self) -> int:
         """Process one record of the partition that is furthest behind; 0 when there is none."""
+        self._forget(self._source.revoked())
         for name, domain in self._source.partitions().items():
             if name not in self._reading:
                 self._reading[name] = _Reading()
-                self._engine.partition(name, domain)
+                self._engine.open(name, domain, self._resuming.resume(name))
         for name, reading in self._reading.items():
             reading.exhausted = False
             if not reading.items:
@@ -186,11 +224,42 @@ class Pipeline:
         partition.process(item)
         self.totals.records += 1
         self.totals.record_bytes += len(item.payload)
+        reading = self._reading[name]
+        reading.records += 1
+        reading.record_bytes += len(item.payload)
+
+    def _forget(self, names: Collection[str]) -> None:
+        for name in names:
+            self._reading.pop(name, None)
+            self._engine.forget(name)
+
+    def _start_over(self) -> None:
+        """Drop all that rests on a commit that was refused, and resume from what is stored."""
+        # The writer passes over what waits; when it is done, nothing of it is left.
+        self._wait_for_writer()
+        self._forget(list(self._reading))
+        self._resuming.start_over()
+        self._refusal = None
 
     def _commit(self) -> None:
+        claim = self._source.claim()
+        self._forget(self._source.revoked())
         unfinished = self._engine.take()
-        if unfinished is not None:
-            self._hand_over(unfinished)
+        if unfinished is None:
+            return
+        held = [name for name, reading in self._reading.items() if reading.items]
+        emission = replace(unfinished.emission, claim=claim, unread=self._source.unread(held))
+        if self._metrics is not None:
+            self._metrics.note_read(
+                {
+                    name: (reading.records, reading.record_bytes)
+                    for name, reading in self._reading.items()
+                }
+            )
+            for reading in self._reading.values():
+                reading.records = reading.record_bytes = 0
+        self._hand_over(replace(unfinished, emission=emission))
+        self._handed_over = self._clock.monotonic()
 
     def _hand_over(self, unfinished: UnfinishedEmission | None) -> None:
         while True:
@@ -219,21 +288,35 @@ class Pipeline:
     def _write(self) -> None:
         while True:
             unfinished: Any = self._waiting.get()
-            if unfinished is None:
-                return
             try:
-                emission = unfinished.finish(self._finisher)
-                self._apply(emission)
-                for progress in emission.progress:
-                    self._source.committed(progress.partition, progress.replay_from)
+                if unfinished is None:
+                    return
+                # After a refusal everything that waits rests on what was refused.
+                if self._refusal is None:
+                    self._write_one(unfinished)
+            except CommitRefusedError as refusal:
+                self.totals.refused += 1
+                if self._metrics is not None:
+                    self._metrics.note_refusal()
+                self._refusal = refusal
             except BaseException as error:  # noqa: BLE001 (raised again by the reading thread)
                 self._failure = error
                 return
-            self.totals.commits += 1
-            self.totals.token_windows += sum(len(group) for group in unfinished.groups)
-            self.totals.dead_letters += len(emission.dead_letters)
-            if self._on_commit is not None:
-                self._on_commit(self.totals)
+            finally:
+                self._waiting.task_done()
+
+    def _write_one(self, unfinished: UnfinishedEmission) -> None:
+        emission = unfinished.finish(self._finisher)
+        self._apply(emission)
+        for progress in emission.progress:
+            self._source.committed(progress.partition, progress.replay_from)
+        self.totals.commits += 1
+        self.totals.token_windows += sum(len(group) for group in unfinished.groups)
+        self.totals.dead_letters += len(emission.dead_letters)
+        if self._metrics is not None:
+            self._metrics.note_commit(emission, self._clock.now_us())
+        if self._on_commit is not None:
+            self._on_commit(self.totals)
 
 
 __all__ = ["Pipeline", "PipelineTotals"]

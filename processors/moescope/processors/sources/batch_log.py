@@ -14,6 +14,7 @@ from moescope.core.errors import InputError
 from moescope.processors.sources.protocol import Poll, SourceGap, SourceRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -107,6 +108,21 @@ class BatchLogSource:
             cursor = self._cursors[partition] = Cursor(self._root, partition, CURSOR)
         if replay_from > cursor.offset:
             cursor.advance(replay_from)
+
+    def revoked(self) -> Collection[str]:
+        """None: nobody takes a partition away."""
+        return ()
+
+    def claim(self) -> None:
+        """Nobody else can have them."""
+
+    def unread(self, held: Collection[str]) -> frozenset[str]:  # noqa: ARG002 (the protocol's)
+        """None: what is there is read at once."""
+        return frozenset()
+
+    def settled(self) -> bool:
+        """A partition that gave nothing holds nothing more."""
+        return True
 
     def close(self) -> None:
         """Close the open segments."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +52,30 @@ class Source(Protocol):
 
     def committed(self, partition: str, replay_from: int) -> None:
         """Learn that nothing below `replay_from` will be read again."""
+        ...
+
+    def revoked(self) -> Collection[str]:
+        """Partitions that were taken away since the last call, even if they are back already.
+
+        What is in memory of them is no longer valid.
+        """
+        ...
+
+    def claim(self) -> object:
+        """What proves that the partitions are ours now; None where nobody else can have them.
+
+        Taken before `revoked` is asked: a claim that is older than a change is refused.
+        """
+        ...
+
+    def unread(self, held: Collection[str]) -> frozenset[str]:
+        """Partitions that are late because nobody read them, not because they are silent.
+
+        Args:
+            held: Partitions of which records were handed out that are not processed yet.
+        """
+        ...
+
+    def settled(self) -> bool:
+        """Whether what was handed out is all that there is now."""
         ...

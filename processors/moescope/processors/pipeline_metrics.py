@@ -1,0 +1,56 @@
+"""What a pipeline says of itself, commit by commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.core.clock import END_OF_TIME, NO_TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moescope.core.emission import Emission
+    from moescope.core.self_metrics import SelfMetrics
+
+
+class PipelineMetrics:
+    """Reports into the metrics of a process.
+
+    Args:
+        metrics: Of the process.
+    """
+
+    def __init__(self, metrics: SelfMetrics) -> None:
+        self._metrics = metrics
+
+    def note_read(self, read: Mapping[str, tuple[int, int]]) -> None:
+        """Records and bytes processed since the last call, by partition."""
+        for partition, (records, record_bytes) in read.items():
+            if records:
+                self._metrics.add("moescope_processor_records_total", records, partition=partition)
+                self._metrics.add(
+                    "moescope_processor_record_bytes_total", record_bytes, partition=partition
+                )
+
+    def note_commit(self, emission: Emission, now_us: int) -> None:
+        """An emission was committed."""
+        metrics = self._metrics
+        metrics.add("moescope_processor_commits_total")
+        metrics.set("moescope_processor_last_commit_timestamp_seconds", now_us / 1e6)
+        metrics.add(
+            "moescope_processor_token_windows_total",
+            sum(len(finished.group) for finished in emission.windows),
+        )
+        for count in emission.dead_letter_counts:
+            metrics.add("moescope_processor_dead_letters_total", count.records, reason=count.reason)
+        for progress in emission.progress:
+            if progress.watermark_us not in {NO_TIME, END_OF_TIME}:
+                metrics.set(
+                    "moescope_processor_watermark_timestamp_seconds",
+                    progress.watermark_us / 1e6,
+                    partition=progress.partition,
+                )
+
+    def note_refusal(self) -> None:
+        """A commit was refused."""
+        self._metrics.add("moescope_processor_refused_commits_total")
