@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import time
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.admin import NewTopic
+from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError
 from support import broker_choice
 from support.kafka_broker import KafkaBroker, answers
+
+from moescope.core.kafka.broker_settings import BROKER_SETTINGS, SINGLE_NODE_SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -197,33 +199,88 @@ def test_tls_listener_asks_for_a_certificate(
     assert _consume(guarded_broker.tls_bootstrap, topic, 1, **known) == [b"hello"]
 
 
-# What a killed test run leaves behind is asked of a program that holds a broker and is killed.
-_HOLDER = """
+def test_broker_takes_the_settings_that_moescope_asks_for(kafka_broker: SharedBroker) -> None:
+    """Each setting has a name that Kafka knows (it ignores others), and the value given here."""
+    with closing(KafkaAdminClient(bootstrap_servers=kafka_broker.bootstrap)) as admin:
+        described = admin.describe_configs(
+            [ConfigResource(ConfigResourceType.BROKER, "1")], config_filter="all"
+        )
+    values = described["broker"]["1"]
+    asked = {**BROKER_SETTINGS, **SINGLE_NODE_SETTINGS}
+    assert {name: values[name]["value"] for name in asked} == asked
+
+
+# A worker of a test run, as far as the shared broker is concerned; it is killed while it holds it.
+_WORKER = """
 import sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from support.kafka_broker import KafkaBroker
-broker = KafkaBroker(Path(sys.argv[1])).start()
-print(broker.process_id, flush=True)
-sys.stdin.read()
+from support.broker_choice import shared_broker
+with shared_broker(Path(sys.argv[1])) as broker:
+    print(broker.bootstrap, flush=True)
+    sys.stdin.read()
 """
 
 
-def test_broker_ends_when_its_holder_is_killed(tmp_path: Path) -> None:
-    """A test run that is killed leaves no Java process behind."""
+def test_shared_broker_lives_as_long_as_somebody_uses_it(tmp_path: Path) -> None:
+    """Workers find the same broker; it survives the one that started it, and ends with the last.
+
+    The first one is killed, as a test run may be: no Java process is left behind all the same.
+    """
     broker_choice.require_native()
     paths = [path for path in sys.path if path.endswith(("/tests", "/core"))]
     with subprocess.Popen(
-        [sys.executable, "-c", _HOLDER, str(tmp_path / "kafka"), *paths],
+        [sys.executable, "-c", _WORKER, str(tmp_path), *paths],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        broker = int(holder.stdout.readline())
-        os.kill(broker, 0)
-        holder.send_signal(signal.SIGKILL)
+    ) as worker:
+        assert worker.stdout is not None
+        bootstrap = worker.stdout.readline().strip()
+        java = Path(f"/proc/{(tmp_path / 'pid').read_text()}")
+        with broker_choice.shared_broker(tmp_path) as joined:
+            assert joined.bootstrap == bootstrap
+            worker.kill()
+            worker.wait()
+            # Its end, were it to come, would come at once.
+            time.sleep(0.3)
+            assert answers(bootstrap)
     end = time.monotonic() + PATIENCE_MS / 1e3
-    while Path(f"/proc/{broker}").exists():
-        assert time.monotonic() < end, "the broker outlived its holder"
+    while java.exists():
+        assert time.monotonic() < end, "the broker outlived all who used it"
         time.sleep(0.05)
+
+
+def test_missing_java_and_maven_are_named_as_packages(
+    tmp_path: Path, repository_root: Path
+) -> None:
+    """Without Java and Maven the script that fetches Kafka ends with 3 and says what to install."""
+    for tool in ("bash", "cat", "cksum", "dirname", "head", "sed"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / tool).symlink_to(found)
+    # A checkout without jars: what this one has fetched must not matter.
+    (tmp_path / "scripts" / "kafka_libs").mkdir(parents=True)
+    for name in ("kafka_jars.sh", "kafka_libs/pom.xml"):
+        shutil.copy(repository_root / "scripts" / name, tmp_path / "scripts" / name)
+    done = subprocess.run(
+        [str(tmp_path / "scripts" / "kafka_jars.sh")],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PATH": str(tmp_path)},
+    )
+    assert done.returncode == 3
+    assert done.stderr.rstrip().endswith("openjdk-17-jre-headless maven).")
+
+
+@pytest.mark.parametrize(
+    ("required", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_missing_service_is_a_failure_where_services_are_required(
+    monkeypatch: pytest.MonkeyPatch, required: str, outcome: type[BaseException]
+) -> None:
+    """The gate does not pass by skipping what it could not start."""
+    monkeypatch.setenv("MOESCOPE_REQUIRE_SERVICES", required)
+    with pytest.raises(outcome, match="no Java"):
+        broker_choice.unavailable("no Java")

@@ -30,6 +30,7 @@ from support.kafka_broker import (
     hold_lease,
     lease_file,
 )
+from support.kafka_class_archive import ensure_class_archive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,7 +104,10 @@ def docker_answers() -> bool:
 def missing_for_native() -> str:
     """What the machine lacks for a native broker, once its jars have been fetched, or nothing."""
     done = subprocess.run([str(FETCH_LIBRARIES)], check=False, capture_output=True, text=True)
-    return "" if done.returncode == 0 else done.stderr.strip()
+    if done.returncode != 0:
+        return done.stderr.strip()
+    ensure_class_archive()
+    return ""
 
 
 @functools.cache

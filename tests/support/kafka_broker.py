@@ -36,15 +36,16 @@ from support.kafka_properties import (
 from support.kafka_tls import TlsFiles, make_tls_files
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBRARIES = ROOT / ".tools" / "kafka" / "libs"
+CLASS_ARCHIVE = LIBRARIES / "kafka.jsa"
 FETCH_LIBRARIES = ROOT / "scripts" / "kafka_jars.sh"
 LEASH = Path(__file__).with_name("kafka_leash.py")
 
 # Compiled once over, Java starts sooner and stays fast enough for tests.
-JAVA = ("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+JAVA = ("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xlog:disable")
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LOOK_AGAIN_SECONDS = 0.05
@@ -69,6 +70,7 @@ class KafkaBroker:
         scram_users: Names and passwords for a SASL/SCRAM-SHA-512 listener, `sasl_bootstrap`.
             They are written when the data is first made.
         mutual_tls: Whether there is a TLS listener that asks for certificates, `tls_bootstrap`.
+        java_options: Of the broker's Java; None uses the archive of its classes, if there is one.
 
     Attributes:
         bootstrap: Address of the plain listener.
@@ -87,12 +89,14 @@ class KafkaBroker:
         settings: Mapping[str, str] | None = None,
         scram_users: Mapping[str, str] | None = None,
         mutual_tls: bool = False,
+        java_options: Sequence[str] | None = None,
     ) -> None:
         self.folder = folder
         self.log_file = folder / "broker.log"
         folder.mkdir(parents=True, exist_ok=True)
         self._settings = dict(settings or {})
         self._scram_users = dict(scram_users or {})
+        self._java_options = _class_archive() if java_options is None else java_options
         self._ports = _choose_ports(port)
         if not self._scram_users:
             self._ports = replace(self._ports, sasl=None)
@@ -136,7 +140,11 @@ class KafkaBroker:
         self._pid_file.unlink(missing_ok=True)
         hold_lease(self.folder, self._lease)
         command = [sys.executable, "-I", "-S", str(LEASH), str(lease_file(self.folder))]
-        command += [str(self._pid_file), *self._java("kafka.Kafka"), str(self._properties)]
+        command += [
+            str(self._pid_file),
+            *self._java("kafka.Kafka", *self._java_options),
+            str(self._properties),
+        ]
         with (self.folder / "console.log").open("ab") as console:
             self._leash = subprocess.Popen(
                 command,
@@ -149,13 +157,13 @@ class KafkaBroker:
         self._wait_until_it_answers()
         return self
 
-    def stop(self) -> None:
-        """End it in order (SIGTERM), or by force when that takes too long."""
-        self._end(signal.SIGTERM)
+    def stop(self, *, seconds: float = STOP_SECONDS) -> None:
+        """End it in order (SIGTERM), or by force when that takes longer."""
+        self._end(signal.SIGTERM, seconds)
 
     def kill(self) -> None:
         """End it at once (SIGKILL), as a crash would, and wait until it is gone."""
-        self._end(signal.SIGKILL)
+        self._end(signal.SIGKILL, STOP_SECONDS)
 
     def pause(self) -> None:
         """Stop its execution (SIGSTOP): connections stay open, and nothing answers."""
@@ -198,7 +206,7 @@ class KafkaBroker:
         self._properties.write_text(properties_text(properties))
         if (self._data / "meta.properties").exists():
             return
-        command = [*self._java("kafka.tools.StorageTool"), "format"]
+        command = [*self._java("kafka.tools.StorageTool", *_class_archive()), "format"]
         command += ["--cluster-id", str(uuid.uuid4()), "--config", str(self._properties)]
         for name, password in self._scram_users.items():
             command += ["--add-scram", f"{SCRAM}=[name={name},password={password}]"]
@@ -208,9 +216,9 @@ class KafkaBroker:
         if done.returncode != 0:
             raise BrokerError(f"Kafka could not prepare {self._data}:\n{done.stdout}")
 
-    def _java(self, main_class: str) -> list[str]:
+    def _java(self, main_class: str, *options: str) -> list[str]:
         configuration = f"-Dlog4j2.configurationFile={self.folder / 'log4j2.properties'}"
-        return [*JAVA, configuration, "-cp", f"{LIBRARIES}/*", main_class]
+        return [*JAVA, *options, configuration, "-cp", f"{LIBRARIES}/*", main_class]
 
     def _wait_until_it_answers(self) -> None:
         end = time.monotonic() + START_SECONDS
@@ -224,7 +232,7 @@ class KafkaBroker:
                 )
             time.sleep(LOOK_AGAIN_SECONDS)
 
-    def _end(self, by: signal.Signals) -> None:
+    def _end(self, by: signal.Signals, seconds: float) -> None:
         if self._leash is None:
             return
         with suppress(ProcessLookupError, FileNotFoundError, BrokerError):
@@ -232,7 +240,7 @@ class KafkaBroker:
             # A paused process would take SIGTERM only when it goes on.
             os.kill(self.process_id, signal.SIGCONT)
         try:
-            self._leash.wait(STOP_SECONDS)
+            self._leash.wait(seconds)
         except subprocess.TimeoutExpired:
             with suppress(ProcessLookupError, FileNotFoundError, BrokerError):
                 os.kill(self.process_id, signal.SIGKILL)
@@ -271,6 +279,10 @@ def hold_lease(folder: Path, until: ExitStack) -> None:
     file = until.enter_context(lease_file(folder).open("ab"))
     # Waits while a broker that nobody held any longer is being ended.
     fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _class_archive() -> list[str]:
+    return [f"-XX:SharedArchiveFile={CLASS_ARCHIVE}"] if CLASS_ARCHIVE.exists() else []
 
 
 def _address(port: int | None) -> str | None:
