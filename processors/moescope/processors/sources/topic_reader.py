@@ -1,0 +1,297 @@
+"""Reads partitions of a topic ahead, whatever the broker does meanwhile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moescope.core.clock import NO_TIME
+from moescope.core.errors import DependencyUnreachableError
+from moescope.core.kafka import explain
+from moescope.core.kafka.places import partition_name
+from moescope.core.kafka.record_times import append_time_us
+from moescope.processors.sources.batch_log import LogRewoundError
+from moescope.processors.sources.protocol import Poll, SourceRecord
+from moescope.processors.sources.read_ahead import ReadAhead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from moescope.core.clock import Clock
+    from moescope.core.self_metrics import SelfMetrics
+    from moescope.core.settings import Settings
+
+FETCHED_RECORDS = 500
+PUMP_SECONDS = 0.02
+HUNGRY_SECONDS = 0.002
+LOOK_SECONDS = 1.0
+AWAY_LOOK_SECONDS = 3.0
+LOOK_TIMEOUT_MS = 2_000
+BACKLOG_US = 10_000_000
+"""What is read so long after it was appended is a backlog."""
+
+CONSUMER_OPTIONS = {"auto_offset_reset": "none", "max_poll_records": FETCHED_RECORDS}
+"""A place that is gone has to be told, not silently replaced."""
+
+
+class BrokerWatch:
+    """Says when the broker goes away and when it is back: once each."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self.is_away = False
+
+    def lost(self, error: DependencyUnreachableError) -> None:
+        """Nobody answers."""
+        if not self.is_away:
+            self.is_away = True
+            self._log(f"waiting for Kafka: {error.what} {error.why}".rstrip())
+
+    def found(self) -> None:
+        """Somebody answers."""
+        if self.is_away:
+            self.is_away = False
+            self._log("Kafka answers again")
+
+
+class TopicReader:
+    """Buffers of the partitions that are read, filled from one consumer.
+
+    One thread uses it.
+
+    Args:
+        settings: Bound the buffers, and name the brokers.
+        topic: Name of the topic.
+        metrics: Told of lag, gaps and buffers.
+        clock: Tells when to ask for the partitions' ends again.
+        watch: Told when the broker goes and comes.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        metrics: SelfMetrics,
+        clock: Clock,
+        watch: BrokerWatch,
+    ) -> None:
+        self._settings = settings
+        self._topic = topic
+        self._metrics = metrics
+        self._clock = clock
+        self._watch = watch
+        self._buffer_bytes = settings["kafka.buffer_bytes"]
+        self._consumer: Any = None
+        self._ahead: dict[int, ReadAhead] = {}
+        self._pumped_at = self._looked_at = float("-inf")
+
+    @property
+    def numbers(self) -> Collection[int]:
+        """Partitions that are read."""
+        return self._ahead.keys()
+
+    def use(self, consumer: Any) -> None:  # noqa: ANN401 (untyped library)
+        """Read from this consumer from now on."""
+        self._consumer = consumer
+
+    def give(self, numbers: Iterable[int]) -> None:
+        """Read these partitions, too, once somebody asks for them."""
+        for number in numbers:
+            if number not in self._ahead:
+                self._ahead[number] = ReadAhead(self._clock.monotonic())
+                self._looked_at = float("-inf")
+
+    def take_away(self, numbers: Iterable[int]) -> None:
+        """Read these partitions no longer."""
+        for number in numbers:
+            if self._ahead.pop(number, None) is not None:
+                self._metrics.forget("moescope_processor_lag_records", partition=self._name(number))
+
+    def poll(self, number: int, offset: int, max_records: int, max_bytes: int) -> Poll:
+        """Records of a partition from an offset on, as far as they are here."""
+        ahead = self._ahead.get(number)
+        if ahead is None or self._consumer is None:
+            return Poll([], [], offset, exhausted=True, sealed=False)
+        if ahead.handed_to != offset:
+            self._reposition(number, ahead, offset)
+        if not len(ahead):
+            self.pump(HUNGRY_SECONDS)
+        poll = ahead.take(max_records, max_bytes)
+        if ahead.held_bytes * 2 <= self._buffer_bytes:
+            self._set_paused(number, paused=False)
+        return poll
+
+    def pump(self, interval: float = PUMP_SECONDS) -> None:
+        """Fetch what there is, unless that was done a moment ago.
+
+        Raises:
+            LogRewoundError: The topic ends before the place that is read.
+            BrokerRefusedError: Who we are is not accepted.
+        """
+        now = self._clock.monotonic()
+        if self._consumer is None or now - self._pumped_at < interval:
+            return
+        pause = AWAY_LOOK_SECONDS if self._watch.is_away else LOOK_SECONDS
+        if now - self._looked_at >= pause:
+            self.look_at_ends()
+        from kafka.errors import (  # noqa: PLC0415 (imported when a client is opened)
+            KafkaError,
+            LogTruncationError,
+            NoOffsetForPartitionError,
+            OffsetOutOfRangeError,
+        )
+
+        try:
+            fetched = self._consumer.poll(timeout_ms=0)
+        except OffsetOutOfRangeError as error:
+            self._find_place(error.args[0])
+        except LogTruncationError as error:
+            raise _rewound(self._topic, str(error)) from error
+        except NoOffsetForPartitionError:
+            # Given a moment ago: its place is set when somebody asks for it.
+            pass
+        except KafkaError as error:
+            self.note_error(error, f"reading {self._topic}")
+        else:
+            for partition, records in fetched.items():
+                self._add(partition.partition, records)
+        self._pumped_at = self._clock.monotonic()
+
+    def look_at_ends(self) -> bool:
+        """Ask where the partitions end; gives whether the broker told.
+
+        Raises:
+            BrokerRefusedError: Who we are is not accepted.
+        """
+        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
+
+        asked_at = self._looked_at = self._clock.monotonic()
+        places = [self._place(number) for number in self._ahead]
+        if self._consumer is None or not places:
+            return False
+        try:
+            ends = self._consumer.end_offsets(places, timeout_ms=LOOK_TIMEOUT_MS)
+        except KafkaError as error:
+            self.note_error(error, f"asking for the end of {self._topic}")
+            return False
+        self._watch.found()
+        for place, end in ends.items():
+            ahead = self._ahead[place.partition]
+            ahead.note_end(end, asked_at)
+            if not len(ahead) and ahead.handed_to is not None and ahead.fetched_to < end:
+                self._pass_marks(place, ahead)
+        self._report()
+        return True
+
+    def is_read(self) -> bool:
+        """Whether everything that is there now was handed out."""
+        return self.look_at_ends() and all(ahead.is_read for ahead in self._ahead.values())
+
+    def unread(self) -> set[str]:
+        """Names of partitions in which records may wait that were not handed out."""
+        now = self._clock.monotonic()
+        return {self._name(number) for number, ahead in self._ahead.items() if ahead.is_unread(now)}
+
+    def note_error(self, error: Exception, doing: str) -> None:
+        """Take an error of the client's: what may pass is waited for, the rest is raised."""
+        explained = explain(error, doing, self._settings)
+        if not isinstance(explained, DependencyUnreachableError):
+            raise explained from error
+        self._watch.lost(explained)
+
+    def _add(self, number: int, records: list[Any]) -> None:
+        ahead = self._ahead.get(number)
+        # Before somebody asked, the client stands anywhere.
+        if ahead is None or ahead.handed_to is None:
+            return
+        ahead.add([_source_record(record) for record in records])
+        if ahead.held_bytes > self._buffer_bytes:
+            self._set_paused(number, paused=True)
+
+    def _reposition(self, number: int, ahead: ReadAhead, offset: int) -> None:
+        place = self._place(number)
+        if place not in self._consumer.assignment():
+            return
+        ahead.restart(offset)
+        self._consumer.seek(place, offset)
+        self._set_paused(number, paused=False)
+
+    def _set_paused(self, number: int, *, paused: bool) -> None:
+        place = self._place(number)
+        if place not in self._consumer.assignment():
+            return
+        if paused:
+            self._consumer.pause(place)
+        elif place in self._consumer.paused():
+            self._consumer.resume(place)
+
+    def _find_place(self, out_of_range: dict[Any, int]) -> None:
+        """Go on where the log begins now, when what would come next is gone."""
+        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
+
+        for place, offset in out_of_range.items():
+            ahead = self._ahead.get(place.partition)
+            if ahead is None or ahead.fetched_to != offset:
+                continue
+            try:
+                begin = self._consumer.beginning_offsets([place], LOOK_TIMEOUT_MS)[place]
+                end = self._consumer.end_offsets([place], LOOK_TIMEOUT_MS)[place]
+            except KafkaError as error:
+                self.note_error(error, f"asking for the beginning of {self._topic}")
+                continue
+            if offset > end:
+                raise _rewound(
+                    self._name(place.partition), f"It ends at record {end}, but {offset} were read."
+                )
+            if offset < begin:
+                missed = ahead.miss(begin, "removed by the topic's retention")
+                if missed:
+                    self._metrics.add(
+                        "moescope_processor_gap_records_total",
+                        missed,
+                        partition=self._name(place.partition),
+                    )
+                self._consumer.seek(place, begin)
+
+    def _pass_marks(self, place: Any, ahead: ReadAhead) -> None:  # noqa: ANN401 (untyped library)
+        """Where only marks of transactions are left, the client stands behind them."""
+        if place in self._consumer.assignment():
+            position = self._consumer.position(place, timeout_ms=LOOK_TIMEOUT_MS)
+            if position is not None:
+                ahead.skip_to(position)
+
+    def _report(self) -> None:
+        late_us = self._clock.now_us() - BACKLOG_US
+        behind = False
+        for number, ahead in self._ahead.items():
+            self._metrics.set(
+                "moescope_processor_lag_records", ahead.lag, partition=self._name(number)
+            )
+            appended_us = ahead.appended_us
+            behind |= ahead.lag > 0 and appended_us is not None and NO_TIME < appended_us < late_us
+        held = sum(ahead.held_bytes for ahead in self._ahead.values())
+        self._metrics.set("moescope_processor_buffered_bytes", held)
+        self._metrics.set("moescope_processor_catching_up", float(behind))
+
+    def _name(self, number: int) -> str:
+        return partition_name(self._topic, number)
+
+    def _place(self, number: int) -> Any:  # noqa: ANN401 (untyped library)
+        from kafka import TopicPartition  # noqa: PLC0415 (imported when a client is opened)
+
+        return TopicPartition(self._topic, number)
+
+
+def _source_record(record: Any) -> SourceRecord:  # noqa: ANN401 (untyped library)
+    has_time = record.timestamp is not None and record.timestamp >= 0
+    time_us = append_time_us(record.timestamp * 1_000, record.headers) if has_time else NO_TIME
+    return SourceRecord(record.offset, time_us, record.value or b"")
+
+
+def _rewound(place: str, why: str) -> LogRewoundError:
+    return LogRewoundError(
+        f"{place} holds fewer records than were processed from it.",
+        why=f"{why} The topic was made anew, or the brokers lost acknowledged records.",
+        next_step="Use a new topic prefix (kafka.topic_prefix), or start with an empty data "
+        "directory and a new group (kafka.group); records of the new topic would be taken for "
+        "those that are stored already.",
+    )
