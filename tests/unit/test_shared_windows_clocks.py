@@ -35,6 +35,28 @@ def test_a_live_partition_far_behind_is_set_aside(behind: int, expected: int) ->
     assert clock.watermark_us == (0 if expected == 0 else fast)
 
 
+@pytest.mark.parametrize(("unread", "expected"), [("p0", 0), ("p7", 60 * SECOND)])
+def test_a_partition_that_nobody_read_yet_is_waited_for(unread: str, expected: int) -> None:
+    """Late because of a slow reader is not silent: its windows must not close without it."""
+    parts = [partition(0), partition(7), partition(60 * SECOND)]
+    if unread == "p7":
+        parts[1] = partition(7, sealed=True)
+    clock = advance_clock(DomainClock(), "live", parts, {unread})
+    assert clock.watermark_us == expected
+
+
+def test_a_partition_that_has_shown_nothing_holds_the_clock() -> None:
+    """Records wait in it, so how far the domain is cannot be known."""
+    before = DomainClock(reached_us=30, step_reached=4)
+    parts = [partition(50, step_low=9)]
+    held = advance_clock(before, "live", parts, {"p50", "never seen"})
+    assert (held.watermark_us, held.step_low) == (30, 4)
+    freed = advance_clock(held, "live", parts, {"p50"})
+    assert (freed.watermark_us, freed.step_low) == (50, 9)
+    imported = [partition(50, domain="i")]
+    assert advance_clock(before, "i", imported, {"never seen"}).watermark_us == 50
+
+
 def test_an_import_waits_for_all_of_its_partitions() -> None:
     """An import is complete or it is nothing: no partition of it can be gone."""
     parts = [partition(NO_TIME, domain="i"), partition(10**15, domain="i")]

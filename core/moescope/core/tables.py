@@ -248,6 +248,20 @@ _OFFSETS = Table(
         Column("watermark_us", "BIGINT", "The partition's watermark."),
         Column("step_low", "BIGINT", "Lowest step that an active training node works on."),
         Column("sealed", "BOOLEAN", "Read to the end of a sealed log."),
+        Column("set_aside_us", "BIGINT[]", "Watermarks of its nodes that are not waited for."),
+        _COMMIT,
+    ),
+    key=("partition",),
+    exported=False,
+    retention="forever",
+)
+
+_DELTA_OFFSETS = Table(
+    name="delta_offsets",
+    doc="How far each partition of the deltas topic was applied, committed together with it.",
+    columns=(
+        Column("partition", "VARCHAR", "Partition of the topic."),
+        Column("next_offset", "BIGINT", "First record that is not applied yet."),
         _COMMIT,
     ),
     key=("partition",),
@@ -348,6 +362,22 @@ _DEAD_LETTERS = Table(
     revised=False,
 )
 
+_DEAD_LETTER_COUNTS = Table(
+    name="dead_letter_counts",
+    doc="How many records could not be used, those included that are not kept.",
+    columns=(
+        Column("partition", "VARCHAR", "Source of the records."),
+        Column("reason", "VARCHAR", "Which check refused them."),
+        Column("records", "BIGINT", "All of them."),
+        Column("kept", "BIGINT", "Those that `dead_letters` got."),
+        Column("record_bytes", "BIGINT", "Bytes of all."),
+        _COMMIT,
+    ),
+    key=("partition", "reason"),
+    exported=True,
+    retention="forever",
+)
+
 _TOKEN_WINDOW_KEYS = Table(
     name="token_window_keys",
     doc="Keys of stored token windows, so that a request that returns is not stored twice.",
@@ -426,10 +456,12 @@ TABLES: tuple[Table, ...] = (
     _DELTAS,
     _REFERENCES,
     _OFFSETS,
+    _DELTA_OFFSETS,
     _DOMAINS,
     _PRODUCERS,
     _BATCHES,
     _DEAD_LETTERS,
+    _DEAD_LETTER_COUNTS,
     _TOKEN_WINDOW_KEYS,
     _REMOVED_ROWS,
     _RETENTION_MARKS,

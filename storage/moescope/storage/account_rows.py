@@ -9,6 +9,7 @@ import numpy as np
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.storage.columns import insert, records
+from moescope.storage.control import replace_rows
 from moescope.storage.lanes import lane_id
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from moescope.core.emission import (
         BatchAccount,
         DeadLetter,
+        DeadLetterCount,
         NodeStatus,
         TrailingReference,
     )
@@ -51,6 +53,28 @@ def insert_dead_letters(
     """One row per record that could not be used."""
     rows = [_values(letter, commit_id) for letter in letters]
     insert(connection, "dead_letters", records("dead_letters", rows))
+
+
+def add_dead_letter_counts(
+    connection: duckdb.DuckDBPyConnection, counts: Sequence[DeadLetterCount], commit_id: int
+) -> None:
+    """Add increments to what was counted before."""
+    if not counts:
+        return
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {
+        (partition, reason): (records, kept, record_bytes)
+        for partition, reason, records, kept, record_bytes in connection.execute(
+            "SELECT partition, reason, records, kept, record_bytes FROM dead_letter_counts"
+        ).fetchall()
+    }
+    touched = {(each.partition, each.reason) for each in counts}
+    for each in counts:
+        key = (each.partition, each.reason)
+        number, kept, record_bytes = sums.get(key, (0, 0, 0))
+        sums[key] = (number + each.records, kept + each.kept, record_bytes + each.record_bytes)
+    names = ("partition", "reason", "records", "kept", "record_bytes")
+    rows = [dict(zip(names, (*key, *sums[key]), strict=True)) for key in sorted(touched)]
+    replace_rows(connection, "dead_letter_counts", rows, commit_id)
 
 
 def replace_producers(

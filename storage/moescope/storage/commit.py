@@ -9,6 +9,7 @@ from moescope.core.emission import LIVE_DOMAIN, CommitFacts
 from moescope.core.router_sums import POSITIONS
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.account_rows import (
+    add_dead_letter_counts,
     insert_batches,
     insert_dead_letters,
     insert_references,
@@ -30,7 +31,12 @@ from moescope.storage.exceedance_rows import (
 )
 from moescope.storage.histogram_rows import add_histograms, merge_histograms
 from moescope.storage.late_windows import reopen_windows
-from moescope.storage.progress import check_continues, write_domains, write_progress
+from moescope.storage.progress import (
+    check_continues,
+    write_delta_offsets,
+    write_domains,
+    write_progress,
+)
 from moescope.storage.shared import ClosedWindow, DomainClock, advance_clock, group_windows
 from moescope.storage.shared.grouping import GROUP_BYTES
 from moescope.storage.shared.spans import LATENESS_US, RETENTION_US
@@ -38,7 +44,7 @@ from moescope.storage.token_keys import kept_windows
 from moescope.storage.window_rows import window_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import duckdb
 
@@ -91,7 +97,7 @@ class Commit:
     def write(self, emission: Emission) -> CommitFacts:
         """Write the emission and what follows from it."""
         memory, connection, commit_id = self._memory, self._connection, self._commit_id
-        check_continues(emission, memory.progress)
+        check_continues(emission, memory.progress, memory.read_to)
         memory.lanes.note(connection, _lanes(emission), commit_id)
         memory.progress |= {each.partition: each for each in emission.progress}
         domains = sorted(
@@ -103,7 +109,7 @@ class Commit:
         add_histograms(self._histograms, emission.histograms)
         reopened = self._take_deltas(emission)
         for domain in domains:
-            self._advance(domain, reopened)
+            self._advance(domain, reopened, emission.unread)
         duplicates = self._keep(emission.windows, token=True)
         self._insert_windows()
         for increments in emission.exceedances:
@@ -113,8 +119,11 @@ class Commit:
         insert_references(connection, [*emission.references, *self._references], commit_id)
         insert_batches(connection, emission.batches, commit_id)
         insert_dead_letters(connection, emission.dead_letters, commit_id)
+        add_dead_letter_counts(connection, emission.dead_letter_counts, commit_id)
         replace_producers(connection, emission.nodes, commit_id)
         write_progress(connection, emission.progress, commit_id)
+        write_delta_offsets(connection, emission.read_to, commit_id)
+        memory.read_to |= emission.read_to
         self._write_domains({*domains, *duplicates}, duplicates)
         memory.commit_id = commit_id
         return CommitFacts(
@@ -146,11 +155,11 @@ class Commit:
             memory.panes.add(delta)
         return reopened
 
-    def _advance(self, domain: str, reopened: Reopened) -> None:
+    def _advance(self, domain: str, reopened: Reopened, unread: Collection[str]) -> None:
         memory = self._memory
         before = memory.clocks[domain]
         partitions = [each for each in memory.progress.values() if each.domain == domain]
-        clock = advance_clock(before, domain, partitions)
+        clock = advance_clock(before, domain, partitions, unread)
         self._references += memory.trailing.advance(domain, clock.watermark_us)
         due = memory.plan.due(domain, clock)
         for closed in self._closed(due.spans, reopened):
@@ -187,16 +196,17 @@ class Commit:
             ]
 
     def _is_somebody_missing(self, span: WindowSpan) -> bool:
-        """Whether a live partition was set aside when this time window closed."""
+        """Whether a live partition, or a node of one, was set aside when this window closed."""
         series = span.series
         if series.lane.domain != LIVE_DOMAIN or series.kind is not WindowKind.TIME:
             return False
         if series.scope_kind is ScopeKind.NODE:
             return False
         return any(
-            span.high - RETENTION_US <= each.watermark_us < span.high
+            span.high - RETENTION_US <= watermark_us < span.high
             for each in self._memory.progress.values()
             if each.domain == LIVE_DOMAIN and not each.sealed
+            for watermark_us in (each.watermark_us, *each.set_aside_us)
         )
 
     def _sums(self, spans: Sequence[WindowSpan]) -> list[PaneSums]:

@@ -13,7 +13,12 @@ from moescope.core.vocabulary import WindowKind
 from moescope.storage.delta_rows import read_plan_panes, read_trailing_panes
 from moescope.storage.lanes import Lanes, lane_id
 from moescope.storage.pane_cache import PaneCache
-from moescope.storage.progress import read_clocks, read_counters, read_progress
+from moescope.storage.progress import (
+    read_clocks,
+    read_counters,
+    read_delta_offsets,
+    read_progress,
+)
 from moescope.storage.shared import Series, SharedWindows, TrailingReferences
 from moescope.storage.shared.tasks import TaskMinute
 from moescope.storage.shared.trailing import HISTORY
@@ -32,6 +37,7 @@ class Memory:
     """State as of the last commit.
 
     Attributes:
+        read_to: Partition of the deltas topic → next offset.
         counters: Domain → (late rows, duplicate windows).
         purged_at: Domain → watermark at which panes were last deleted.
     """
@@ -41,6 +47,7 @@ class Memory:
     panes: PaneCache
     trailing: TrailingReferences
     progress: dict[str, PartitionProgress]
+    read_to: dict[str, int]
     clocks: dict[str, DomainClock]
     counters: dict[str, tuple[int, int]]
     purged_at: dict[str, int]
@@ -73,6 +80,7 @@ def load_memory(connection: duckdb.DuckDBPyConnection, shapes: WindowShapes) -> 
         panes=PaneCache(shapes, stored),
         trailing=trailing,
         progress=read_progress(connection),
+        read_to=read_delta_offsets(connection),
         clocks=clocks,
         counters=read_counters(connection),
         purged_at=dict.fromkeys(clocks, NO_TIME),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from moescope.core.emission import PartitionProgress
@@ -19,14 +20,35 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "partition", "domain", "emitted_to", "replay_from", "state", "watermark_us", "step_low",
-    "sealed",
+    "sealed", "set_aside_us",
 )  # fmt: skip
 
 
 def read_progress(connection: duckdb.DuckDBPyConnection) -> dict[str, PartitionProgress]:
     """Progress of every partition as stored."""
     rows = connection.execute(f"SELECT {', '.join(_FIELDS)} FROM offsets").fetchall()  # noqa: S608
-    return {row[0]: PartitionProgress(**dict(zip(_FIELDS, row, strict=True))) for row in rows}
+    return {
+        partition: PartitionProgress(
+            **dict(zip(_FIELDS, (partition, *others), strict=False)), set_aside_us=tuple(set_aside)
+        )
+        for partition, *others, set_aside in rows
+    }
+
+
+def read_delta_offsets(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Next offset of each partition of the deltas topic as stored."""
+    return dict(connection.execute("SELECT partition, next_offset FROM delta_offsets").fetchall())
+
+
+def write_delta_offsets(
+    connection: duckdb.DuckDBPyConnection, read_to: Mapping[str, int], commit_id: int
+) -> None:
+    """How far the deltas topic is applied with an emission."""
+    rows = [
+        {"partition": partition, "next_offset": offset, "commit_id": commit_id}
+        for partition, offset in read_to.items()
+    ]
+    replace(connection, "delta_offsets", records("delta_offsets", rows), ("partition",))
 
 
 def write_progress(
@@ -76,17 +98,44 @@ def write_domains(
     replace(connection, "domains", records("domains", rows), ("domain",))
 
 
-def check_continues(emission: Emission, stored: Mapping[str, PartitionProgress]) -> None:
+def is_contained(emission: Emission, stored: Mapping[str, PartitionProgress]) -> bool:
+    """Whether all of an emission was applied before: none of its partitions gets further.
+
+    That happens when processors read records again that the store has, for example after
+    somebody set their offsets back.
+    """
+    places = [(stored.get(each.partition), each) for each in emission.progress]
+    before = [(old, new) for old, new in places if old is not None]
+    if not places or len(before) < len(places):
+        return False
+    goes_on = any(new.emitted_to > old.emitted_to or new.sealed > old.sealed for old, new in before)
+    holds = _has_output(emission) or emission.batches or emission.dead_letters
+    return not goes_on and (bool(holds) or any(_moves(old, new) for old, new in before))
+
+
+def check_continues(
+    emission: Emission,
+    stored: Mapping[str, PartitionProgress],
+    read_to: Mapping[str, int] = MappingProxyType({}),
+) -> None:
     """Refuse an emission that was applied before, or that goes back.
 
-    Every record of a partition has an account or a dead letter, so their offsets say which
-    records an emission covers: none of them may be stored already, and all of them have to be
-    covered by the new progress. An emission without records may only change what a record is
-    not needed for, such as the seal of a partition, and only once.
+    Accounts and dead letters say which records an emission covers: none of them may be stored
+    already, and all of them have to be covered by the new progress. An emission without records
+    may only change what a record is not needed for, such as the seal of a partition, and only
+    once.
+
+    Args:
+        emission: To be applied.
+        stored: Progress of every partition.
+        read_to: How far the deltas topic is applied.
 
     Raises:
         EmissionRefusedError: Says which partition does not continue.
     """
+    for partition, offset in emission.read_to.items():
+        if offset < read_to.get(partition, offset):
+            raise _refused(partition, f"it was read to {read_to[partition]} before")
     offsets: dict[str, list[int]] = {}
     for partition, offset in (
         *((batch.partition, batch.offset) for batch in emission.batches),
@@ -95,15 +144,20 @@ def check_continues(emission: Emission, stored: Mapping[str, PartitionProgress])
         offsets.setdefault(partition, []).append(offset)
     moved = {each.partition: each for each in emission.progress}
     for partition in offsets:
-        if partition not in moved:
+        if partition not in moved and partition not in emission.read_to:
             raise _refused(partition, "it has records of a partition without progress")
     for partition, new in moved.items():
         why = _objection(stored.get(partition), new, offsets.get(partition, []))
         if why:
             raise _refused(partition, why)
-    output = emission.windows or emission.histograms or emission.deltas or emission.references
-    if output and not any(_moves(stored.get(each.partition), each) for each in moved.values()):
+    if _has_output(emission) and not any(
+        _moves(stored.get(each.partition), each) for each in moved.values()
+    ):
         raise _refused(", ".join(moved) or "none", "it has output but no partition moves")
+
+
+def _has_output(emission: Emission) -> bool:
+    return bool(emission.windows or emission.histograms or emission.deltas or emission.references)
 
 
 _Rule = tuple[bool, str]

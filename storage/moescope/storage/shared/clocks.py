@@ -56,19 +56,27 @@ class DomainClock:
 
 
 def advance_clock(
-    before: DomainClock, domain: str, partitions: Collection[PartitionProgress]
+    before: DomainClock,
+    domain: str,
+    partitions: Collection[PartitionProgress],
+    unread: Collection[str] = (),
 ) -> DomainClock:
     """The clock of a domain after its partitions moved.
 
     A sealed partition holds nobody back. In the live domain a partition that is more than
     10 s behind the fastest is set aside, since a machine that is gone must not stop the
-    others; the partitions of an import are all waited for.
+    others; the partitions of an import are all waited for. So is one with records that nobody
+    has read yet: it is not silent. While one of those has shown no watermark at all, the clock
+    stands.
 
     Args:
         before: The clock so far; the result is never behind it.
         domain: Name of the domain.
         partitions: Progress of every partition of it.
+        unread: Names of live partitions that hold records which no progress covers yet.
     """
+    if domain == LIVE_DOMAIN and not {each.partition for each in partitions}.issuperset(unread):
+        return DomainClock(before.reached_us, before.step_reached)
     running = [partition for partition in partitions if not partition.sealed]
     sealed = bool(partitions) and not running
     if sealed:
@@ -78,7 +86,9 @@ def advance_clock(
         shown = min(
             partition.watermark_us
             for partition in running
-            if domain != LIVE_DOMAIN or partition.watermark_us >= fastest - SET_ASIDE_US
+            if domain != LIVE_DOMAIN
+            or partition.partition in unread
+            or partition.watermark_us >= fastest - SET_ASIDE_US
         )
     else:
         shown = NO_TIME

@@ -1,0 +1,100 @@
+"""What the owner stores beside an emission that came through a topic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.shared_rows import BASE, SECOND, SHAPES, Record, RowProcessor, share_finisher
+
+from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
+from moescope.storage import Store
+from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.progress import is_contained
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moescope.core.emission import PartitionProgress
+
+TOPIC = "x.deltas-0"
+
+
+def records(number: int, first: int = 0) -> list[Record]:
+    """Records without rows, whose watermarks rise."""
+    return [Record((), BASE + (first + each) * SECOND) for each in range(number)]
+
+
+def test_the_place_in_the_topic_is_stored_with_the_output(tmp_path: Path) -> None:
+    """It survives a restart, and never moves back."""
+    processor = RowProcessor()
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        assert store.read_to() == {}
+        store.apply(replace(processor.emission(records(2)), read_to={TOPIC: 5}))
+        store.apply(processor.emission(records(1, 2)))
+        store.apply(Emission(progress=(), read_to={TOPIC: 9}))
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        assert store.read_to() == {TOPIC: 9}
+        back = replace(processor.emission(records(1, 3)), read_to={TOPIC: 8})
+        with pytest.raises(EmissionRefusedError, match=r"x\.deltas-0"):
+            store.apply(back)
+        assert store.read_to() == {TOPIC: 9}
+        store.apply(replace(back, read_to={TOPIC: 9}))
+
+
+def test_dead_letters_of_the_topic_itself_need_no_progress(tmp_path: Path) -> None:
+    """A damaged record of the deltas topic is kept, with the place behind it."""
+    letter = DeadLetter(
+        partition=TOPIC, offset=4, append_time_us=BASE, reason="damaged_emission", detail="",
+        payload=b"x",
+    )  # fmt: skip
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        store.apply(Emission(progress=(), dead_letters=(letter,), read_to={TOPIC: 5}))
+        with pytest.raises(EmissionRefusedError):
+            store.apply(Emission(progress=(), dead_letters=(letter,)))
+        with store.cursor() as cursor:
+            found = cursor.execute("SELECT partition, log_offset FROM dead_letters").fetchall()
+    assert found == [(TOPIC, 4)]
+
+
+def test_counts_of_dead_letters_add_up(tmp_path: Path) -> None:
+    """Increments of one and of several commits, and of two reasons, are added exactly."""
+
+    def count(reason: str, number: int) -> DeadLetterCount:
+        return DeadLetterCount(
+            partition="p", reason=reason, records=number, kept=1, record_bytes=number * 10
+        )
+
+    processor = RowProcessor()
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        for counts in ((count("a", 3), count("b", 1), count("a", 4)), (), (count("a", 5),)):
+            store.apply(replace(processor.emission(records(1)), dead_letter_counts=counts))
+        with store.cursor() as cursor:
+            found = cursor.execute(
+                "SELECT reason, records, kept, record_bytes FROM dead_letter_counts ORDER BY 1"
+            ).fetchall()
+    assert found == [("a", 12, 3, 120), ("b", 1, 1, 10)]
+
+
+def progress_of(*emissions: Emission) -> dict[str, PartitionProgress]:
+    """Progress after emissions."""
+    return {each.partition: each for emission in emissions for each in emission.progress}
+
+
+def test_an_emission_that_repeats_what_is_stored_is_told_apart() -> None:
+    """Contained: no partition gets further. Anything that does is not."""
+    first, other = RowProcessor(), RowProcessor("q")
+    stored = progress_of(first.emission(records(3)), other.emission(records(3)))
+    again, others = RowProcessor(), RowProcessor("q")
+    assert is_contained(again.emission(records(2)), stored)
+    assert is_contained(others.emission(records(3)), stored)
+    straddling = again.emission(records(2, 2))
+    assert not is_contained(straddling, stored)
+    mixed = replace(straddling, progress=(*straddling.progress, stored["q"]))
+    assert not is_contained(mixed, stored)
+    assert not is_contained(RowProcessor("new").emission(records(1)), stored)
+    unmoved = Emission(progress=(stored["p"],))
+    assert not is_contained(unmoved, stored)
+    assert not is_contained(Emission(progress=(replace(stored["p"], sealed=True),)), stored)
+    assert not is_contained(Emission(progress=()), stored)
