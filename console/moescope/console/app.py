@@ -16,6 +16,7 @@ from moescope.console.commands import (
     doctor,
     importing,
     job,
+    kafka,
     pattern,
     report,
     run,
@@ -88,5 +89,6 @@ app.add_typer(alert.app, name="alert")
 app.add_typer(pattern.app, name="pattern")
 app.add_typer(report.app, name="report")
 app.add_typer(job.app, name="job")
+app.add_typer(kafka.app, name="kafka")
 app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")

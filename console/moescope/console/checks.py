@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from moescope.console.failures import SERVER_PACKAGES
 from moescope.console.findings import Finding, Outcome
+from moescope.console.kafka.broker_checks import check_broker
 from moescope.console.operation_checks import check_operations
 from moescope.console.places import log_root, ring_directory
 from moescope.core.errors import MoescopeError
@@ -37,6 +38,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         ("batch logs", _batch_logs),
         ("store", _store),
         ("export", _export),
+        ("kafka broker", check_broker),
         ("operations", check_operations),
         ("kernels", _kernels),
     )

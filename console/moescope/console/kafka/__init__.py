@@ -1,0 +1,1 @@
+"""What the command line does with the broker: topics, dead letters, checks."""
