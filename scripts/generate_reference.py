@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from moescope.console.app import app
 from moescope.core.metrics import METRICS
 from moescope.core.patterns import PATTERNS
+from moescope.core.self_metrics import SELF_METRICS
 from moescope.core.settings import SETTINGS
 from moescope.core.tables import TABLES, VIEWS
 
@@ -253,6 +254,34 @@ def errors_page() -> str:
     )
 
 
+def self_metrics_page() -> str:
+    """One section per component, one row per metric."""
+    introduction = (
+        "What moescope says of itself at `/metrics`, where `watch.port` is set. Names and labels "
+        "are an interface. Base units: seconds and bytes; a counter ends with `_total`, a time "
+        "with `_timestamp_seconds` (since the epoch). A process shows what it has reported, and "
+        "the `process_…` metrics of Prometheus's client. "
+        "[Watch moescope](../how-to/watch-moescope.md) shows how to scrape them, and the rules."
+    )
+    parts = ["# Self-metrics", introduction]
+    for component in dict.fromkeys(metric.component for metric in SELF_METRICS):
+        rows = (
+            (
+                f"`{metric.name}`",
+                metric.kind.value,
+                ", ".join(f"`{label}`" for label in metric.labels),
+                metric.help,
+            )
+            for metric in SELF_METRICS
+            if metric.component == component
+        )
+        parts += [
+            f"## {component.capitalize()}",
+            table(("metric", "kind", "labels", "meaning"), rows),
+        ]
+    return document(*parts)
+
+
 def command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (typer's own classes have no public name)
     """The words of each command, groups left out."""
     for name, command in sorted(group.commands.items()):
@@ -281,6 +310,7 @@ def commands_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
+    "self-metrics.md": self_metrics_page,
     "metrics.md": metrics_page,
     "patterns.md": patterns_page,
     "tables.md": tables_page,
