@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import SettingsError
 from moescope.core.kafka.errors import MissingChecksumError, explain
+from moescope.core.kafka.first_connections import FirstConnections
 from moescope.core.kafka.topics import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -100,9 +101,19 @@ def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:  # noq
 
     # What the library says of each lost connection is counted and told by whoever uses it.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    library = getattr(kafka, kind)
+    networks: list[Any] = []
+
+    def open_network(**config: Any) -> Any:  # noqa: ANN401
+        networks.append(library.DEFAULT_CONFIG["kafka_client"](**config))
+        return networks[-1]
+
     try:
-        return getattr(kafka, kind)(**connection, **options)
+        return library(kafka_client=open_network, **connection, **options)
     except (kafka.errors.KafkaError, OSError) as error:
+        # A constructor that fails leaves its sockets and its thread behind.
+        for network in networks:
+            network.close()
         raise explain(error, "connecting", settings) from error
 
 

@@ -59,7 +59,8 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
     names = {kind.__name__ for kind in type(error).__mro__}
     why = f"{type(error).__name__}: {error}"
     servers = settings["kafka.bootstrap_servers"]
-    if names & _REFUSED or names & {"SSLError", "SSLCertVerificationError"}:
+    # The library turns what OpenSSL says into text.
+    if names & _REFUSED or "SSLError" in names or "CERTIFICATE" in why:
         return BrokerRefusedError(
             f"The Kafka broker refused while {doing}.",
             why=why,
