@@ -101,20 +101,13 @@ def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:  # noq
 
     # What the library says of each lost connection is counted and told by whoever uses it.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    library = getattr(kafka, kind)
-    networks: list[Any] = []
-
-    def open_network(**config: Any) -> Any:  # noqa: ANN401
-        networks.append(library.DEFAULT_CONFIG["kafka_client"](**config))
-        return networks[-1]
-
+    first = FirstConnections()
     try:
-        return library(kafka_client=open_network, **connection, **options)
+        return getattr(kafka, kind)(kafka_client=first.client, **connection, **options)
     except (kafka.errors.KafkaError, OSError) as error:
         # A constructor that fails leaves its sockets and its thread behind.
-        for network in networks:
-            network.close()
-        raise explain(error, "connecting", settings) from error
+        first.close()
+        raise explain(first.failure or error, "connecting", settings) from error
 
 
 def _connection(settings: Settings) -> dict[str, Any]:
