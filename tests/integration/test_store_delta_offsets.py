@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.shared_rows import BASE, SECOND, SHAPES, Record, RowProcessor, share_finisher
+from support.shared_rows import BASE, SECOND, SHAPES, Record, RowProcessor, share_finisher
 
 from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
 from moescope.storage import Store

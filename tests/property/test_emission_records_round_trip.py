@@ -12,8 +12,8 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.emission_values import EMISSIONS, FLOATS, TEXTS
-from tests.support.plain_equality import same
+from support.emission_values import EMISSIONS, FLOATS, TEXTS
+from support.plain_equality import same
 
 from moescope.core.emission import Emission, LaneKey, PartitionProgress
 from moescope.core.emission_records import (
@@ -86,7 +86,7 @@ def test_emissions_come_back(emission: Emission) -> None:
     assert before == [None] * len(before)
     assert last is not None
     assert same(last, emission)
-    assert not assembler.unfinished
+    assert assembler.begins_at is None
 
 
 @settings(max_examples=25, deadline=None)
@@ -220,7 +220,7 @@ def test_interleaved_senders_are_kept_apart(emissions: list[Emission], random: R
     assert len(found) == len(emissions)
     for emission in emissions:
         assert any(same(emission, each) for each in found)
-    assert (assembler.unfinished, assembler.forgotten) == (False, 0)
+    assert (assembler.begins_at, assembler.forgotten) == (None, 0)
 
 
 @settings(max_examples=10, deadline=None)
@@ -258,6 +258,19 @@ PROGRESSED = Emission(
 )  # fmt: skip
 
 
+def test_the_beginning_of_what_is_unfinished_is_known() -> None:
+    """A reader that starts again there loses nothing of it."""
+    assembler = EmissionAssembler()
+    records, others = sent(PROGRESSED, "a", 1), sent(PROGRESSED, "b", 1)
+    assembler.add(records[0], 7)
+    assembler.add(others[0], 8)
+    assembler.add(records[1], 9)
+    assert assembler.begins_at == 7
+    for record in records[2:]:
+        assembler.add(record, 10)
+    assert assembler.begins_at == 8
+
+
 def test_unfinished_emissions_are_forgotten() -> None:
     """What a dead sender left, or what began before a gap, costs nothing and is counted once."""
     assembler = EmissionAssembler()
@@ -271,7 +284,7 @@ def test_unfinished_emissions_are_forgotten() -> None:
     whole = [assembler.add(each) for each in sent(PROGRESSED, "a", 3)][-1]
     assert whole is not None
     assert same(whole, PROGRESSED)
-    assert (assembler.unfinished, assembler.forgotten) == (False, 2)
+    assert (assembler.begins_at, assembler.forgotten) == (None, 2)
     for number in range(200):
         assembler.add(sent(PROGRESSED, f"dead-{number}", 1)[0])
     assert assembler.forgotten == 2 + 200 - 64
@@ -286,7 +299,7 @@ def test_records_of_others_are_told_apart() -> None:
     for each in headers:
         with pytest.raises(PlainFormatError):
             assembler.add(EmissionRecord(b"k", b"v", each))
-    assert not assembler.unfinished
+    assert assembler.begins_at is None
 
 
 def test_what_belongs_to_the_transport_stays_behind() -> None:

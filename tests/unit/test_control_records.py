@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.support.plain_equality import same
-from tests.support.shared_rows import LANE
-from tests.support.threshold_versions import small_version
+from support.plain_equality import same
+from support.shared_rows import LANE
+from support.threshold_versions import small_version
 
 from moescope.core.control_records import (
     ACTIVATIONS_KEY,

@@ -162,6 +162,7 @@ class _Waiting:
     """An emission whose last part has not come yet."""
 
     number: int
+    begins_at: int
     states: dict[bytes, list[bytes]] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
     held: int = 0
@@ -192,12 +193,16 @@ class EmissionAssembler:
         self.forgotten = 0
 
     @property
-    def unfinished(self) -> bool:
-        """Whether an emission has begun and not ended."""
-        return bool(self._waiting)
+    def begins_at(self) -> int | None:
+        """Where the first unfinished emission begins; None: there is none."""
+        return min((each.begins_at for each in self._waiting.values()), default=None)
 
-    def add(self, record: EmissionRecord) -> Emission | None:
+    def add(self, record: EmissionRecord, offset: int = 0) -> Emission | None:
         """Take the next record; an emission when it is the last of one.
+
+        Args:
+            record: Of the topic.
+            offset: Its place there.
 
         Raises:
             PlainFormatError: The record is not of an emission, or damaged; it is passed over.
@@ -213,7 +218,7 @@ class EmissionAssembler:
             self._forget(part.sender)
             waiting = None
         if waiting is None:
-            waiting = self._waiting[part.sender] = _Waiting(part.number)
+            waiting = self._waiting[part.sender] = _Waiting(part.number, offset)
         if not waiting.add(record, part):
             self._forget(part.sender)
             return None

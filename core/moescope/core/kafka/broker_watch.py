@@ -1,0 +1,34 @@
+"""Whether a broker answers, told once each time that this changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moescope.core.errors import MoescopeError
+
+
+class BrokerWatch:
+    """Says when the broker goes away and when it is back: once each.
+
+    Args:
+        log: Told of it.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self.is_away = False
+
+    def lost(self, error: MoescopeError) -> None:
+        """Nobody answers."""
+        if not self.is_away:
+            self.is_away = True
+            self._log(f"waiting for Kafka: {error.what} {error.why}".rstrip())
+
+    def found(self) -> None:
+        """Somebody answers."""
+        if self.is_away:
+            self.is_away = False
+            self._log("Kafka answers again")

@@ -1,0 +1,247 @@
+"""The owner's loop over the deltas topic: fetch, put together, check, merge, apply."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
+from moescope.core.emission_records import EmissionAssembler
+from moescope.core.errors import DependencyUnreachableError, MoescopeError
+from moescope.core.kafka.broker_watch import BrokerWatch
+from moescope.core.plain_codec import PlainFormatError, PlainVersionError
+from moescope.storage.deltas.errors import ProcessorsDivergedError
+from moescope.storage.deltas.merging import merged
+from moescope.storage.deltas.topic import DeltasGap, DeltasTopic
+from moescope.storage.deltas.unread import UnreadPartitions
+from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.progress import check_continues, is_contained
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from moescope.core.clock import Clock
+    from moescope.core.self_metrics import SelfMetrics
+    from moescope.core.settings import Settings
+    from moescope.storage.deltas.topic import DeltasRecord
+    from moescope.storage.store import Store
+
+LARGEST_EMISSIONS: Final = 32
+LARGEST_BYTES: Final = 16 << 20
+"""Of records whose emissions are applied in one transaction."""
+LOOK_SECONDS: Final = 1.0
+AWAY_SECONDS: Final = 1.0
+RETRY_PAUSE_SECONDS: Final = 0.5
+GAP: Final = "deltas_gap"
+DAMAGED: Final = "damaged_emission"
+
+
+class DeltasReader:
+    """Applies what processors commit to the deltas topic, from the stored place on.
+
+    Args:
+        settings: Name the brokers and topics.
+        store: Where emissions go; its `delta_offsets` say what is applied.
+        metrics: Of this process.
+        clock: For pauses, and for who is served.
+        log: Told of what people should know.
+        retry_seconds: How long a commit that failed for a passing reason is tried again.
+        on_applied: Called after each transaction.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        metrics: SelfMetrics,
+        clock: Clock,
+        log: Callable[[str], None],
+        *,
+        retry_seconds: float = 60.0,
+        on_applied: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self._log = log
+        self._retry_seconds = retry_seconds
+        self._on_applied = on_applied
+        self._progress = store.load_progress()
+        self._unread = UnreadPartitions(clock)
+        self._unread.note_progress(self._progress.values())
+        self._topic = DeltasTopic(settings, None, BrokerWatch(log))
+        self._topic = DeltasTopic(settings, store.read_to().get(self._topic.name), BrokerWatch(log))
+        self._group = settings["kafka.group"]
+        self._assembler = EmissionAssembler()
+        self._forgotten = 0
+        self._pending: list[Emission] = []
+        self._pending_bytes = 0
+        self._looked_at = float("-inf")
+        self._told_unserved: frozenset[str] = frozenset()
+        self._has_told_repeats = False
+
+    def run(self, stop: threading.Event, *, until_idle: bool = False) -> None:
+        """Apply emissions until told to stop; a broker that is away is waited for.
+
+        Args:
+            stop: Ends it when it is set; what was put together is applied first.
+            until_idle: End when everything that is in the topic is applied.
+
+        Raises:
+            ProcessorsDivergedError: An emission repeats a part of what is stored.
+            DeltasRewoundError: The topic was made anew.
+            PlainVersionError: A processor is newer than this store.
+            MoescopeError: What the store raised.
+        """
+        try:
+            while not stop.is_set():
+                try:
+                    if not self._step() and until_idle and self._is_applied():
+                        return
+                except DependencyUnreachableError:
+                    stop.wait(AWAY_SECONDS)
+        finally:
+            self._topic.close()
+
+    def _is_applied(self) -> bool:
+        end, _ = self._topic.ends()
+        return self._topic.next_offset == end
+
+    def _step(self) -> int:
+        """Take what comes next; gives how much that was."""
+        # Before the first emission, so that it never closes windows of what nobody read yet.
+        if self._clock.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._look()
+        items = self._topic.fetch()
+        for item in items:
+            if isinstance(item, DeltasGap):
+                self._pass_gap(item)
+            else:
+                self._take(item)
+                if len(self._pending) >= LARGEST_EMISSIONS or self._pending_bytes >= LARGEST_BYTES:
+                    self._apply(item.offset + 1)
+        next_offset = self._topic.next_offset
+        if self._pending and next_offset is not None:
+            self._apply(next_offset)
+        return len(items)
+
+    def _look(self) -> None:
+        end, ends = self._topic.ends()
+        self._looked_at = self._clock.monotonic()
+        self._unread.note_ends(ends)
+        self._metrics.set("moescope_store_lag_records", end - (self._topic.next_offset or 0))
+        unserved = self._unread.unserved()
+        self._metrics.set("moescope_store_unserved_partitions", len(unserved))
+        if unserved - self._told_unserved:
+            self._log(
+                f"no processor serves {', '.join(sorted(unserved))}: records wait there, and "
+                "windows close without them; start more processors: `moescope run processor`"
+            )
+        self._told_unserved = unserved
+
+    def _take(self, item: DeltasRecord) -> None:
+        self._pending_bytes += len(item.record.value)
+        try:
+            emission = self._assembler.add(item.record, item.offset)
+        except PlainVersionError:
+            raise
+        except PlainFormatError as error:
+            self._set_aside(item, error)
+            return
+        if self._assembler.forgotten > self._forgotten:
+            lost = self._assembler.forgotten - self._forgotten
+            self._forgotten = self._assembler.forgotten
+            self._metrics.add("moescope_store_gap_emissions_total", lost)
+        if emission is not None:
+            self._check(emission)
+
+    def _check(self, emission: Emission) -> None:
+        if is_contained(emission, self._progress):
+            self._metrics.add("moescope_store_refused_emissions_total")
+            if not self._has_told_repeats:
+                self._has_told_repeats = True
+                self._log(
+                    "processors repeat what is stored already, from "
+                    f"{', '.join(each.partition for each in emission.progress)}: left out"
+                )
+            return
+        try:
+            check_continues(emission, self._progress)
+        except EmissionRefusedError as error:
+            raise self._diverged(error) from error
+        self._progress |= {each.partition: each for each in emission.progress}
+        self._pending.append(emission)
+
+    def _diverged(self, error: EmissionRefusedError) -> ProcessorsDivergedError:
+        return ProcessorsDivergedError(
+            "An emission of the processors repeats a part of what is stored and goes beyond it.",
+            why=f"{error.why} The offsets of the group {self._group} are not those that belong "
+            "to this store; a part of an emission cannot be left out.",
+            next_step="Stop all processors, start the store once with `moescope run store "
+            "--reset-processors`, then start the processors: they go on from what is stored.",
+        )
+
+    def _set_aside(self, item: DeltasRecord, error: PlainFormatError) -> None:
+        self._log(f"record {item.offset} of {self._topic.name} is set aside: {error.what}")
+        letter = DeadLetter(
+            partition=self._topic.name,
+            offset=item.offset,
+            append_time_us=item.append_time_us,
+            reason=DAMAGED,
+            detail=f"{error.what} {error.why}".rstrip(),
+            payload=item.record.value,
+        )
+        self._pending.append(_dead(letter, 1))
+
+    def _pass_gap(self, gap: DeltasGap) -> None:
+        lost = gap.end - gap.first
+        detail = f"records {gap.first} to {gap.end - 1} were gone before they were read"
+        self._log(f"{self._topic.name}: {detail}; what processors committed there is lost")
+        self._metrics.add("moescope_store_gap_emissions_total", lost)
+        # What had begun before the gap never ends.
+        self._assembler, self._forgotten = EmissionAssembler(), 0
+        letter = DeadLetter(
+            partition=self._topic.name,
+            offset=gap.first,
+            append_time_us=self._clock.now_us(),
+            reason=GAP,
+            detail=detail,
+            payload=b"",
+        )
+        self._pending.append(_dead(letter, lost))
+
+    def _apply(self, read_to: int) -> None:
+        begins_at = self._assembler.begins_at
+        place = {self._topic.name: read_to if begins_at is None else begins_at}
+        progress = {each.partition: each for one in self._pending for each in one.progress}
+        self._unread.note_progress(progress.values())
+        self._commit(merged(self._pending, place, self._unread.unread()))
+        self._metrics.add("moescope_store_emissions_total", len(self._pending))
+        self._pending, self._pending_bytes = [], 0
+        if self._on_applied is not None:
+            self._on_applied()
+
+    def _commit(self, emission: Emission) -> None:
+        """Apply, again and again while the store says that it may yet work."""
+        gives_up = self._clock.monotonic() + self._retry_seconds
+        while True:
+            try:
+                self._store.apply(emission)
+            except MoescopeError as error:
+                if not error.retriable or self._clock.monotonic() >= gives_up:
+                    raise
+                self._clock.sleep(RETRY_PAUSE_SECONDS)
+            else:
+                return
+
+
+def _dead(letter: DeadLetter, records: int) -> Emission:
+    """An emission of nothing but a dead letter, kept once for so many records."""
+    count = DeadLetterCount(
+        partition=letter.partition,
+        reason=letter.reason,
+        records=records,
+        kept=1,
+        record_bytes=len(letter.payload),
+    )
+    return Emission(progress=(), dead_letters=(letter,), dead_letter_counts=(count,))
