@@ -14,8 +14,10 @@ from moescope.console.spool.folder import SpoolFolder
 from moescope.console.spool.server import SpoolServer
 from moescope.console.working import carry_out
 from moescope.core.clock import SystemClock
+from moescope.core.self_metrics import SelfMetrics
 from moescope.processors.config import WindowConfig
 from moescope.processors.pipeline import Pipeline
+from moescope.processors.pipeline_metrics import PipelineMetrics
 from moescope.processors.sources.batch_log import BatchLogSource
 from moescope.storage.errors import StoreInUseError
 
@@ -41,13 +43,19 @@ class Owner:
     Args:
         settings: Name the data directory and everything else.
         on_commit: Called after each commit.
+        metrics: Told what it does.
     """
 
     def __init__(
-        self, settings: Settings, on_commit: Callable[[PipelineTotals], None] | None = None
+        self,
+        settings: Settings,
+        on_commit: Callable[[PipelineTotals], None] | None = None,
+        *,
+        metrics: SelfMetrics | None = None,
     ) -> None:
         self._settings = settings
         self._on_commit = on_commit
+        self._metrics = SelfMetrics() if metrics is None else metrics
         self._closing = ExitStack()
         self._stop_export = threading.Event()
         self._export_failure: BaseException | None = None
@@ -69,6 +77,7 @@ class Owner:
                 commit_interval=settings["processor.commit_interval"],
                 commit_records=settings["processor.commit_records"],
                 on_commit=self._on_commit,
+                metrics=PipelineMetrics(self._metrics),
             )
             self._closing = opening.pop_all()
         return self

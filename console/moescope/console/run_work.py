@@ -10,7 +10,12 @@ from moescope.console.output import note
 from moescope.console.owner import Owner
 from moescope.console.places import log_root, ring_directory
 from moescope.console.progress import progress
+from moescope.console.watch import Health, HealthStatus, serving
+from moescope.console.watch.agent_figures import AgentFigures
+from moescope.console.watch.periodic import periodically
+from moescope.console.watch.store_figures import StoreFigures
 from moescope.core.batchlog import WriterSettings
+from moescope.core.self_metrics import SelfMetrics
 from moescope.producers.agent import Agent, AgentSettings
 
 if TYPE_CHECKING:
@@ -46,26 +51,46 @@ def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> P
         AgentLockedError: Another agent serves the ring folder.
         MoescopeError: What the agent, the pipeline, the store or the export raised.
     """
-    log = log_root(settings.data_directory)
+    directory = settings.data_directory
     agent_settings = AgentSettings(log=WriterSettings(byte_cap=settings["log.byte_cap"]))
+    metrics, standing = SelfMetrics(), _Standing()
     with (
         progress("processing") as report,
+        serving(settings, metrics, "store", status=standing.health),
         Owner(
             settings,
             on_commit=lambda totals: report(
                 totals.records,
                 f"{totals.records:,} records, {totals.token_windows:,} token windows",
             ),
+            metrics=metrics,
         ) as owner,
-        Agent(ring_directory(settings.data_directory), log, settings=agent_settings) as agent,
+        Agent(ring_directory(directory), log_root(directory), settings=agent_settings) as agent,
+        periodically(StoreFigures(owner.parts.store, directory, metrics, owner.parts.clock).take),
+        periodically(AgentFigures(agent, metrics).take),
     ):
-        note(f"data directory {settings.data_directory}; stop with Ctrl-C")
+        standing.totals = owner.pipeline.totals
+        note(f"data directory {directory}; stop with Ctrl-C")
         if until_idle:
             agent.drain()
             return owner.run(until_idle=True, stop=stop)
         with _ShippingThread(agent, stop):
             owner.run(stop=stop)
         return _read_the_rest(owner)
+
+
+class _Standing:
+    """How the owner of this process is, as far as it has got."""
+
+    def __init__(self) -> None:
+        self.totals: PipelineTotals | None = None
+
+    def health(self) -> Health:
+        """What its health file says; a failure ends the process, and so needs no status."""
+        totals = self.totals
+        if totals is None:
+            return Health(HealthStatus.STARTING, "the store is being opened")
+        return Health(facts={"records": totals.records, "commits": totals.commits})
 
 
 def _read_the_rest(owner: Owner) -> PipelineTotals:

@@ -52,7 +52,7 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _counter("agent_shipped_batches", "Batches that a broker acknowledged.", "node"),
     _counter("agent_shipped_bytes", "Bytes of those batches.", "node"),
     _counter("agent_dropped_batches", "Batches that the byte cap removed unshipped.", "node"),
-    _counter("agent_dropped_rows", "Rows that the ring lost or the byte cap removed.", "node"),
+    _counter("agent_dropped_rows", "Rows that the ring lost, or that made no valid batch."),
     _counter("agent_undeliverable_batches", "Batches over the broker's limit, set aside.", "node"),
     _counter("agent_delivery_failures", "Deliveries that failed and are tried again.", "reason"),
     _counter("agent_client_rebuilds", "Kafka clients that were given up and made again."),
@@ -83,10 +83,10 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _gauge("store_lag_records", "Records of the deltas topic not applied yet."),
     _gauge("store_watermark_timestamp_seconds", "Event time up to which windows closed.", "domain"),
     _gauge("store_last_commit_timestamp_seconds", "When the store last committed."),
-    _gauge("store_dead_letters", "Records in the store's ledger of dead letters.", "reason"),
+    _gauge("store_dead_letters", "Records that could not be used, as counted there.", "reason"),
     _gauge("store_unserved_partitions", "Partitions whose records wait and nobody processes."),
     _gauge("store_catching_up", "1 while a backlog is read: what fires is history."),
-    _gauge("store_file_bytes", "Size of the store file."),
+    _gauge("store_file_bytes", "Size of the store file and its log of changes."),
     _gauge("store_free_bytes", "Room on the disk of the data directory."),
     _gauge("store_open_alerts", "Alerts that are not resolved.", "state"),
     _gauge("store_waiting_notifications", "Notifications that nobody has received yet."),
@@ -110,7 +110,7 @@ class SelfMetrics:
         self._lock = threading.Lock()
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def add(self, name: str, /, amount: float = 1.0, **labels: str) -> None:
         """Raise a counter.
 
         Raises:
@@ -122,7 +122,7 @@ class SelfMetrics:
         with self._lock:
             self._values[key] = self._values.get(key, 0.0) + amount
 
-    def set(self, name: str, value: float, **labels: str) -> None:
+    def set(self, name: str, /, value: float, **labels: str) -> None:
         """Set a gauge.
 
         Raises:
@@ -132,13 +132,13 @@ class SelfMetrics:
         with self._lock:
             self._values[key] = value
 
-    def forget(self, name: str, **labels: str) -> None:
+    def forget(self, name: str, /, **labels: str) -> None:
         """Take a gauge away whose subject is gone, such as a lost partition."""
         key = _key(name, MetricKind.GAUGE, labels)
         with self._lock:
             self._values.pop(key, None)
 
-    def value(self, name: str, **labels: str) -> float:
+    def value(self, name: str, /, **labels: str) -> float:
         """One value; 0 where nothing was reported."""
         metric = SELF_METRIC_BY_NAME[name]
         with self._lock:

@@ -65,8 +65,8 @@ class WatchServer:
             raise WatchAddressError(
                 f"Metrics cannot be served at {host} port {port}.",
                 why=str(error),
-                next_step="Set watch.port to a free port (0: none), and watch.host to an address "
-                "of this machine.",
+                next_step="Set watch.port to a port that nobody has, another moescope included "
+                "(0: none), and watch.host to an address of this machine.",
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever,

@@ -186,12 +186,13 @@ class Agent:
                 return
 
     def counters(self) -> AgentCounters:
-        """What was shipped and what failed."""
+        """What was shipped and what failed; may be asked from another thread."""
+        served = list(self._nodes.items())
         return AgentCounters(
             shipped=replace(self._shipped),
             failed_appends=self._failed_appends,
             unreadable_rings=self._unreadable_rings,
-            nodes=tuple(sorted(name for name, node in self._nodes.items() if node.rings)),
+            nodes=tuple(sorted(name for name, node in served if node.rings)),
         )
 
     def close(self) -> None:
