@@ -35,6 +35,17 @@ def book_of(records: list[tuple[bytes, bytes | None]]) -> ThresholdBook:
     return book
 
 
+def subjects(changes: list[tuple[bytes, bytes | None]]) -> list[str]:
+    """What each record is about."""
+    return ["/".join(key.decode().split("/")[:2]) for key, _ in changes]
+
+
+def key_of(records: dict[bytes, bytes]) -> bytes:
+    """Key of the one version."""
+    (key,) = records.keys() - {ACTIVATIONS_KEY}
+    return key
+
+
 def test_versions_judge_as_they_did() -> None:
     """A version that travelled is the same, arrays with NaN, references and rules included."""
     version = replace(
@@ -59,9 +70,9 @@ def test_only_what_differs_is_sent() -> None:
     old = control_records(versions, {SCOPE: (Activation(5, "t-1"),)})
     new = control_records(versions, {SCOPE: (Activation(5, "t-2"), Activation(9, ""))})
     assert control_changes(old, old) == []
-    assert [key for key, _ in control_changes({}, old)] == [b"version/t-1", ACTIVATIONS_KEY]
+    assert subjects(control_changes({}, old)) == ["version/t-1", "activations"]
     changes = control_changes(old, new)
-    assert [key for key, _ in changes] == [b"version/t-2", ACTIVATIONS_KEY, b"version/t-1"]
+    assert subjects(changes) == ["version/t-2", "activations", "version/t-1"]
     assert changes[-1][1] is None
     book = book_of([*old.items(), *changes])
     at = [book.at(LANE, time_us) for time_us in (4, 5, 9)]
@@ -75,7 +86,7 @@ def test_nothing_judges_while_a_version_is_missing() -> None:
     reader.add(ACTIVATIONS_KEY, records[ACTIVATIONS_KEY])
     assert not reader.fill(book)
     assert book.edition == 0
-    reader.add(b"version/t-1", records[b"version/t-1"])
+    reader.add(key_of(records), records[key_of(records)])
     assert reader.fill(book)
     assert book.at(LANE, 5) is not None
 
@@ -84,14 +95,35 @@ def test_records_that_hold_something_else_are_refused() -> None:
     """Damaged and misplaced values are errors; keys of later versions are passed over."""
     records = control_records({"t-1": small_version("t-1", LANE)}, {SCOPE: (Activation(5, "t-1"),)})
     reader = ControlReader()
-    for key, value in (
-        (b"version/t-2", records[b"version/t-1"]),
-        (b"version/t-1", records[ACTIVATIONS_KEY]),
-        (ACTIVATIONS_KEY, records[b"version/t-1"]),
+    key = key_of(records)
+    for wrong, value in (
+        (key.replace(b"t-1", b"t-2"), records[key]),
+        (key, records[ACTIVATIONS_KEY]),
+        (ACTIVATIONS_KEY, records[key]),
         (ACTIVATIONS_KEY, b"junk"),
     ):
         with pytest.raises(PlainFormatError):
-            reader.add(key, value)
+            reader.add(wrong, value)
+    reader.add(b"version/t-1", b"junk")
     reader.add(b"colours", b"junk")
     reader.add(None, b"junk")
     assert reader.is_whole
+
+
+def test_large_versions_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts are put together in any order, and never with those of another content."""
+    monkeypatch.setattr("moescope.core.control_records.PART_BYTES", 100)
+    activations = {SCOPE: (Activation(5, "t-1"),)}
+    old = control_records({"t-1": small_version("t-1", LANE)}, activations)
+    other = small_version("t-1", LANE, 0.7)
+    new = control_records({"t-1": other}, activations)
+    assert len(old) > 3
+    records = [*reversed(old.items()), *control_changes(old, new)]
+    found = book_of(records).at(LANE, 5)
+    assert found is not None
+    assert same(found, other)
+    assert old.keys() & new.keys() == {ACTIVATIONS_KEY}
+    reader, book = ControlReader(), ThresholdBook()
+    for key, value in list(old.items())[1:]:
+        reader.add(key, value)
+    assert not reader.fill(book)
