@@ -243,6 +243,10 @@ SETTINGS: tuple[Setting, ...] = (
         "File whose content signs webhook bodies (HMAC-SHA256); empty: unsigned.",
     ),
     Setting(
+        "alerts.kafka", _boolean, True, "boolean",
+        "With Kafka: whether alerts are also written to PREFIX.alerts.",
+    ),
+    Setting(
         "store.source", _choice("routing", "deltas"), "routing", "routing or deltas",
         "With Kafka: whether the owner reads routing batches itself, or what processors made.",
     ),

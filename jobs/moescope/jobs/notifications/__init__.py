@@ -5,6 +5,7 @@ from moescope.jobs.notifications.body import alert_body, body_text, notification
 from moescope.jobs.notifications.deliverer import Delivered, Deliverer
 from moescope.jobs.notifications.errors import DeliveryError
 from moescope.jobs.notifications.receivers import (
+    KafkaReceiver,
     LogReceiver,
     Receiver,
     WebhookReceiver,
@@ -19,6 +20,7 @@ __all__ = [
     "Delivered",
     "Deliverer",
     "DeliveryError",
+    "KafkaReceiver",
     "LogReceiver",
     "Receiver",
     "TrialResult",

@@ -6,13 +6,21 @@ import json
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from moescope.jobs.notifications.kafka_topic import KafkaReceiver
 from moescope.jobs.notifications.webhook import WebhookReceiver, read_secret
 
 if TYPE_CHECKING:
     from moescope.core.clock import Clock
     from moescope.core.settings import Settings
 
-__all__ = ["LogReceiver", "Receiver", "WebhookReceiver", "receiver_names", "receivers_from"]
+__all__ = [
+    "KafkaReceiver",
+    "LogReceiver",
+    "Receiver",
+    "WebhookReceiver",
+    "receiver_names",
+    "receivers_from",
+]
 
 LOGGER = logging.getLogger("moescope.alerts")
 _LOUD = frozenset({"firing", "no_data"})
@@ -52,7 +60,8 @@ class LogReceiver:
 
 def receiver_names(settings: Settings) -> tuple[str, ...]:
     """Names of the receivers that the settings ask for."""
-    return ("log", "webhook") if settings["alerts.webhook_url"] else ("log",)
+    webhook = ("webhook",) if settings["alerts.webhook_url"] else ()
+    return ("log", *webhook, *(("kafka",) if _has_topic(settings) else ()))
 
 
 def receivers_from(settings: Settings, clock: Clock) -> tuple[Receiver, ...]:
@@ -61,8 +70,15 @@ def receivers_from(settings: Settings, clock: Clock) -> tuple[Receiver, ...]:
     Raises:
         SettingsError: The webhook's URL or secret file cannot be used.
     """
+    receivers: list[Receiver] = [LogReceiver()]
     url, secret_file = settings["alerts.webhook_url"], settings["alerts.webhook_secret_file"]
-    if not url:
-        return (LogReceiver(),)
-    secret = read_secret(secret_file) if secret_file else None
-    return LogReceiver(), WebhookReceiver(url, secret, clock)
+    if url:
+        secret = read_secret(secret_file) if secret_file else None
+        receivers.append(WebhookReceiver(url, secret, clock))
+    if _has_topic(settings):
+        receivers.append(KafkaReceiver(settings))
+    return tuple(receivers)
+
+
+def _has_topic(settings: Settings) -> bool:
+    return bool(settings["kafka.bootstrap_servers"].strip(", ")) and settings["alerts.kafka"]

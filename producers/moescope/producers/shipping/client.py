@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moescope.core.errors import MoescopeError
 from moescope.core.kafka import TopicMissingError, explain, open_admin, open_producer
+from moescope.core.kafka.ending import end_producer
 
 if TYPE_CHECKING:
     from queue import SimpleQueue
@@ -183,20 +184,3 @@ class KafkaClients:
                 why=f"The broker lists {len(topics)} topics, and not this one.",
                 next_step="Make the topics: `moescope kafka topics-apply --yes`.",
             )
-
-
-def end_producer(producer: Any) -> None:  # noqa: ANN401
-    """End a client without waiting for what it still wants to send.
-
-    The library's own `close` first waits for every record, and leaves the sending thread at work
-    for ever when that takes too long: a broker that returns would get records of a client that
-    was given up long ago, between those of its successor.
-    """
-    import kafka.errors  # noqa: PLC0415
-
-    sender = getattr(producer, "_sender", None)
-    if sender is not None:
-        sender.force_close()
-        sender.join(CLOSE_SECONDS)
-    with suppress(kafka.errors.KafkaError):
-        producer.close(timeout=CLOSE_SECONDS)
