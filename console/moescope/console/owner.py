@@ -15,6 +15,7 @@ from moescope.console.spool.server import SpoolServer
 from moescope.console.working import carry_out
 from moescope.core.clock import SystemClock
 from moescope.core.self_metrics import SelfMetrics
+from moescope.core.settings import without_kafka
 from moescope.processors.config import WindowConfig
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
@@ -44,6 +45,8 @@ class Owner:
         settings: Name the data directory and everything else.
         on_commit: Called after each commit.
         metrics: Told what it does.
+        uses_kafka: Whether it is the owner of a fleet; others work without a broker, even where
+            the settings name one.
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class Owner:
         on_commit: Callable[[PipelineTotals], None] | None = None,
         *,
         metrics: SelfMetrics | None = None,
+        uses_kafka: bool = False,
     ) -> None:
-        self._settings = settings
+        self._settings = settings if uses_kafka else without_kafka(settings)
         self._on_commit = on_commit
         self._metrics = SelfMetrics() if metrics is None else metrics
         self._closing = ExitStack()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -399,6 +399,11 @@ class Settings:
     def data_directory(self) -> Path:
         """Root of everything that moescope writes."""
         return Path(self.values["data.directory"])
+
+
+def without_kafka(settings: Settings) -> Settings:
+    """The same settings for one machine without a broker."""
+    return replace(settings, values={**settings.values, "kafka.bootstrap_servers": ""})
 
 
 def load_settings(
