@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from moescope.console.app import app
 from moescope.console.findings import Outcome
 from moescope.console.watch import Health, HealthStatus, serving
+from moescope.console.watch.quick_doctor import quick_answer
 from moescope.console.watch.verdict import component_findings
 from moescope.core.clock import ManualClock
 from moescope.core.self_metrics import SelfMetrics
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
 
 NOW_US = 1_800_000_000_000_000
-HEAVY = {"duckdb", "numba", "polars", "pyarrow", "kafka", "prometheus_client", "numpy"}
+QUESTION = ("--component", "store", "--data")
+HEAVY = {"duckdb", "kafka", "numba", "numpy", "polars", "prometheus_client", "pydantic", "typer"}
 
 
 def settings_of(directory: Path) -> Settings:
@@ -125,30 +127,69 @@ def test_a_file_that_is_no_report_is_named(tmp_path: Path, text: str) -> None:
 
 
 def asked(directory: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output of a container's health command."""
+    """Exit code and output of the real command."""
     command = ["doctor", "--component", "store", "--data", str(directory)]
     outcome = CliRunner().invoke(app, [*command, *options])
     return outcome.exit_code, outcome.stdout
 
 
-def test_the_command_answers_by_its_exit_code(tmp_path: Path) -> None:
-    """What orchestrators look at, on a component that runs now."""
-    assert asked(tmp_path)[0] == 1
+def test_the_command_answers_by_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What orchestrators look at, on a component that runs now; the short way says the same."""
+    asking: list[tuple[str, ...]] = [(), ("--json",), ("--max-age", "0", "--json")]
     health = Health(HealthStatus.WAITING, "another owner has the store")
-    with serving(settings_of(tmp_path), SelfMetrics(), "store", status=lambda: health):
-        code, text = asked(tmp_path)
-        assert code == 0
-        assert "another owner has the store" in text
-        code, text = asked(tmp_path, "--max-age", "0", "--json")
-    assert code == 1
-    assert [finding["outcome"] for finding in json.loads(text)] == ["failure"]
+    with serving(settings_of(tmp_path), SelfMetrics(), "store", status=lambda: health) as watch:
+        answers = [asked(tmp_path, *options) for options in asking[:2]]
+        quick = [quick_answer(["doctor", *QUESTION, str(tmp_path), *each]) for each in asking[:2]]
+        assert [code for code, _ in answers] == quick == [0, 0]
+        assert capsys.readouterr().out == "".join(text for _, text in answers)
+        assert all("another owner has the store" in text for _, text in answers)
+        assert watch.latest.is_well
+        code, text = asked(tmp_path, *asking[2])
+        assert (code, json.loads(text)[0]["outcome"]) == (1, "failure")
+        assert quick_answer(["doctor", *QUESTION, str(tmp_path), *asking[2]]) == 1
+    assert asked(tmp_path)[0] == quick_answer(["doctor", *QUESTION, str(tmp_path)]) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["doctor"],
+        ["sql", "--component"],
+        ["doctor", "--component"],
+        ["doctor", "--component", "broker"],
+        ["doctor", "--component", "store", "--help"],
+        ["doctor", "--component", "store", "--max-age", "old"],
+        ["doctor", "--component", "store", "--splendid"],
+    ],
+)
+def test_other_questions_are_left_to_the_command(arguments: list[str]) -> None:
+    """Mistakes are explained in one place."""
+    assert quick_answer(arguments) is None
+
+
+def test_the_short_way_reads_the_same_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A container names its data directory in a variable or a file."""
+    directory = tmp_path / "elsewhere"
+    monkeypatch.setenv("MOESCOPE_DATA_DIRECTORY", str(directory))
+    assert quick_answer(["doctor", *QUESTION[:2]]) == 1
+    assert str(directory) in capsys.readouterr().out
+    monkeypatch.delenv("MOESCOPE_DATA_DIRECTORY")
+    config = tmp_path / "moescope.toml"
+    config.write_text(f"[data]\ndirectory = '{directory}'\n")
+    monkeypatch.setenv("MOESCOPE_CONFIG", str(config))
+    assert quick_answer(["doctor", *QUESTION[:2]]) == 1
+    assert str(directory) in capsys.readouterr().out
 
 
 def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
     """It runs every few seconds beside an inference server."""
     program = (
-        "import sys; sys.argv = ['moescope', 'doctor', '--component', 'store', '--data', "
-        f"{str(tmp_path)!r}]\n"
+        f"import sys; sys.argv = ['moescope', 'doctor', *{QUESTION}, {str(tmp_path)!r}]\n"
         "from moescope.console.main import main\n"
         "try:\n    main()\n"
         "finally:\n    print(*sys.modules, file=sys.stderr)\n"
@@ -157,4 +198,5 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path) -> None:
         [sys.executable, "-c", program], check=False, capture_output=True, text=True
     )
     assert outcome.returncode == 1
+    assert "none reports" in outcome.stdout
     assert set(outcome.stderr.split()) & HEAVY == set()

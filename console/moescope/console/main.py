@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from moescope.console.failures import OutputClosedError, explained
+from moescope.console.watch.quick_doctor import quick_answer
 
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -21,9 +22,12 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    from moescope.console.app import app
-
     try:
+        answered = quick_answer(sys.argv[1:])
+        if answered is not None:
+            return answered
+        from moescope.console.app import app
+
         app(prog_name="moescope")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)

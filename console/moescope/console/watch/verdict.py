@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 from moescope.console.findings import Finding, Outcome
 from moescope.console.watch.health import HealthReport, HealthStatus
 from moescope.console.watch.health_files import read_reports
 from moescope.console.watch.processes import is_alive
+from moescope.core.clock import SystemClock
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from moescope.console.watch.health import Component
+    from moescope.core.settings import Settings
+
+
+def local_findings(
+    settings: Settings, component: Component, max_age_seconds: float
+) -> list[Finding]:
+    """Findings of this machine, now."""
+    return component_findings(
+        settings.data_directory,
+        component,
+        host=socket.gethostname(),
+        now_us=SystemClock().now_us(),
+        max_age_seconds=max_age_seconds,
+    )
 
 
 def component_findings(

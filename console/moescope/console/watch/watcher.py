@@ -7,7 +7,6 @@ import shutil
 import socket
 import threading
 from contextlib import suppress
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final, Self
 
 from moescope.console.output import note
@@ -56,6 +55,9 @@ class HealthWatcher:
         self._clock = clock
         self._room_metric = f"moescope_{component}_free_bytes"
         self._identity = (socket.gethostname(), os.getpid(), birth_of(os.getpid()))
+        # What only looks at reports does without this import.
+        from importlib.metadata import version
+
         self._version = version("moescope")
         self._started_at_us = clock.now_us()
         self._latest = self._report(Health(HealthStatus.STARTING))
