@@ -6,7 +6,10 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka import TopicPartition
+from kafka.admin import NewTopic
 
 from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSettings
 from moescope.core.kafka import Topic, open_admin, open_consumer, topic_name
@@ -52,13 +55,10 @@ def shipping_settings(bootstrap: str, prefix: str, **options: object) -> Setting
 
 def make_topic(settings: Settings, partitions: int = 3, **configs: str) -> str:
     """The topic of routing batches; gives its name."""
-    from kafka.admin import NewTopic
-
     name = topic_name(settings, Topic.ROUTING)
+    configs = {"max.message.bytes": "9000000", **configs}
     with closing(open_admin(settings)) as admin:
-        admin.create_topics(
-            [NewTopic(name, partitions, 1, topic_configs={"max.message.bytes": "9000000", **configs})]
-        )
+        admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
     return name
 
 
@@ -67,9 +67,11 @@ def payload_of(node: str, number: int, size: int = 300) -> bytes:
     return f"{node}/{number}/".encode().ljust(size, b".")
 
 
-def fill(root: Path, node: str, numbers: Iterable[int], size: int = 300, **options: Any) -> None:
+def fill(
+    root: Path, node: str, numbers: Iterable[int], size: int = 300, byte_cap: int | None = None
+) -> None:
     """Append batches to a node's log."""
-    with BatchLogWriter(root, node, settings=WriterSettings(**options)) as writer:
+    with BatchLogWriter(root, node, settings=WriterSettings(byte_cap=byte_cap)) as writer:
         for number in numbers:
             writer.append(payload_of(node, number, size))
 
@@ -86,8 +88,6 @@ def logged_payloads(root: Path, node: str) -> list[bytes]:
 
 def arrived(settings: Settings) -> list[Arrived]:
     """Everything that the topic holds now, partition by partition."""
-    from kafka import TopicPartition
-
     topic = topic_name(settings, Topic.ROUTING)
     with closing(open_consumer(settings)) as consumer:
         parts = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
@@ -131,7 +131,7 @@ def shipping(
         def run() -> None:
             try:
                 shipper.run(stop)
-            except BaseException as failure:
+            except BaseException as failure:  # noqa: BLE001 (raised by the test's thread)
                 failures.append(failure)
 
         thread = threading.Thread(target=run)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
+from moescope.core.errors import (
+    DependencyUnreachableError,
+    InputError,
+    MoescopeError,
+    SettingsError,
+)
 
 if TYPE_CHECKING:
     from moescope.core.settings import Settings
@@ -48,6 +53,13 @@ _REFUSED: Final = frozenset(
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Whether a broker does not accept who we are, or we it: time does not mend that."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    # The library turns what OpenSSL says into text.
+    return bool(names & _REFUSED or "SSLError" in names or "CERTIFICATE" in str(error))
+
+
 def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeError:
     """The error of ours that stands for one of the Kafka client's.
 
@@ -59,13 +71,18 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
     names = {kind.__name__ for kind in type(error).__mro__}
     why = f"{type(error).__name__}: {error}"
     servers = settings["kafka.bootstrap_servers"]
-    # The library turns what OpenSSL says into text.
-    if names & _REFUSED or "SSLError" in names or "CERTIFICATE" in why:
+    if is_refusal(error):
         return BrokerRefusedError(
             f"The Kafka broker refused while {doing}.",
             why=why,
             next_step="Check kafka.security_protocol, the user, the certificates and the "
             "broker's access rules: `moescope doctor`.",
+        )
+    if "KafkaConfigurationError" in names:
+        return SettingsError(
+            f"The Kafka client does not accept its settings while {doing}.",
+            why=why,
+            next_step="Check the settings under kafka: `moescope config show`.",
         )
     if names & _TOO_LARGE:
         return KafkaRecordTooLargeError(

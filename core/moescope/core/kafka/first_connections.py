@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 from typing import Any
+
+from moescope.core.kafka.errors import is_refusal
 
 
 class FirstConnections:
     """Makes a client's network part, and remembers how its connections failed.
 
+    Where a broker refuses a password, its answer and the end of the connection often arrive
+    together, and the library then tells only of the end: one that comes while a password is
+    checked counts as a refusal, unless a later connection fails otherwise.
+
     Attributes:
-        failure: Of the latest connection that failed; None when none did.
+        failure: Of the latest connection that failed, or that was surely refused where any was;
+            None when none failed.
     """
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
+        self._was_refused = False
         self._made: list[Any] = []
 
     def client(self, **configs: Any) -> Any:  # noqa: ANN401 (the library is untyped)
@@ -23,14 +32,7 @@ class FirstConnections:
 
         made = KafkaNetClient(**configs)
         manager = made._manager  # noqa: SLF001 (nothing public leads to its connections)
-        connect = manager.get_connection
-
-        def get_connection(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            connection = connect(*arguments, **options)
-            connection.init_future.add_errback(self._failed)
-            return connection
-
-        manager.get_connection = get_connection
+        manager.get_connection = functools.partial(self._connect, manager.get_connection)
         self._made.append(made)
         return made
 
@@ -40,5 +42,38 @@ class FirstConnections:
             with suppress(Exception):
                 made.close()
 
-    def _failed(self, error: BaseException) -> None:
-        self.failure = error
+    def _connect(self, connect: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        connection = connect(*arguments, **options)
+        if connection.init_future.is_done:
+            return connection
+        authenticate = connection._sasl_authenticate  # noqa: SLF001 (there is no sign of it)
+        is_checked = False
+
+        async def check(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
+            nonlocal is_checked
+            is_checked = True
+            await authenticate(*arguments, **options)
+            is_checked = False
+
+        def failed(error: BaseException) -> None:
+            self._failed(error, is_checked=is_checked)
+
+        connection._sasl_authenticate = check  # noqa: SLF001
+        connection.init_future.add_errback(failed)
+        return connection
+
+    def _failed(self, error: BaseException, *, is_checked: bool) -> None:
+        from kafka.errors import (  # noqa: PLC0415
+            KafkaConnectionError,
+            SaslAuthenticationFailedError,
+        )
+
+        if is_refusal(error):
+            self._was_refused = True
+            self.failure = error
+        elif not self._was_refused:
+            self.failure = error
+            if is_checked and isinstance(error, KafkaConnectionError):
+                self.failure = SaslAuthenticationFailedError(
+                    "The broker ended the connection when it had got the password."
+                )
