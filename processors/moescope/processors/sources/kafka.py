@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kafka import TopicPartition
+
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, TopicMissingError, open_consumer, topic_name
@@ -132,7 +134,5 @@ class KafkaSource:
             self._watch.lost(error)
             return
         if set(numbers) != set(self._reader.numbers):
-            from kafka import TopicPartition  # noqa: PLC0415 (imported when a client is opened)
-
             self._consumer.assign([TopicPartition(self._topic, number) for number in numbers])
             self._reader.give(numbers)

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kafka import TopicPartition
+from kafka.errors import (
+    FencedInstanceIdError,
+    KafkaError,
+    LogTruncationError,
+    NoOffsetForPartitionError,
+    OffsetOutOfRangeError,
+)
+
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import explain
@@ -120,12 +129,17 @@ class TopicReader:
             self._set_paused(number, paused=False)
         return poll
 
-    def pump(self, interval: float = PUMP_SECONDS) -> None:
+    def pump(self, interval: float = PUMP_SECONDS, *, wait_ms: int = 0) -> None:
         """Fetch what there is, unless that was done a moment ago.
+
+        Args:
+            interval: Seconds since the last time before which nothing is done.
+            wait_ms: How long the client may take for what is under way.
 
         Raises:
             LogRewoundError: The topic ends before the place that is read.
             BrokerRefusedError: Who we are is not accepted.
+            kafka.errors.FencedInstanceIdError: Another member of the group has our name.
         """
         now = self._clock.monotonic()
         if self._consumer is None or now - self._pumped_at < interval:
@@ -133,19 +147,14 @@ class TopicReader:
         pause = AWAY_LOOK_SECONDS if self._watch.is_away else LOOK_SECONDS
         if now - self._looked_at >= pause:
             self.look_at_ends()
-        from kafka.errors import (  # noqa: PLC0415 (imported when a client is opened)
-            KafkaError,
-            LogTruncationError,
-            NoOffsetForPartitionError,
-            OffsetOutOfRangeError,
-        )
-
         try:
-            fetched = self._consumer.poll(timeout_ms=0)
+            fetched = self._consumer.poll(timeout_ms=wait_ms)
         except OffsetOutOfRangeError as error:
             self._find_place(error.args[0])
         except LogTruncationError as error:
             raise _rewound(self._topic, str(error)) from error
+        except FencedInstanceIdError:
+            raise
         except NoOffsetForPartitionError:
             # Given a moment ago: its place is set when somebody asks for it.
             pass
@@ -162,8 +171,6 @@ class TopicReader:
         Raises:
             BrokerRefusedError: Who we are is not accepted.
         """
-        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
-
         asked_at = self._looked_at = self._clock.monotonic()
         places = [self._place(number) for number in self._ahead]
         if self._consumer is None or not places:
@@ -226,8 +233,6 @@ class TopicReader:
 
     def _find_place(self, out_of_range: dict[Any, int]) -> None:
         """Go on where the log begins now, when what would come next is gone."""
-        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
-
         for place, offset in out_of_range.items():
             ahead = self._ahead.get(place.partition)
             if ahead is None or ahead.fetched_to != offset:
@@ -276,8 +281,6 @@ class TopicReader:
         return partition_name(self._topic, number)
 
     def _place(self, number: int) -> Any:  # noqa: ANN401 (untyped library)
-        from kafka import TopicPartition  # noqa: PLC0415 (imported when a client is opened)
-
         return TopicPartition(self._topic, number)
 
 

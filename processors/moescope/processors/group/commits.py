@@ -1,0 +1,200 @@
+"""Commits of a processor: one Kafka transaction each, with output, states and offsets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from kafka import TopicPartition
+from kafka.errors import FencedInstanceIdError, KafkaError
+from kafka.structs import OffsetAndMetadata
+
+from moescope.core.emission_records import emission_records, state_key
+from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
+from moescope.core.kafka import Topic, explain, open_producer, topic_name
+from moescope.core.kafka.dead_letters import dead_letter_record
+from moescope.core.kafka.places import partition_number
+from moescope.processors.group.bounded import end_producer, within
+from moescope.processors.group.errors import duplicate_processor
+from moescope.processors.group.offset_note import OffsetNote
+from moescope.processors.resuming import CommitRefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moescope.core.emission import Emission, PartitionProgress
+    from moescope.core.settings import Settings
+    from moescope.processors.sources.topic_reader import BrokerWatch
+
+ABORT_SECONDS = 2.0
+BACKOFF_MS = 10
+"""The library looks for answers about a transaction this often."""
+
+
+class TransactionalStore:
+    """An `EmissionStore` whose transactions are Kafka's.
+
+    A commit either is there as a whole, or `CommitRefusedError` is raised: then nobody may go on
+    from what it was made of before `settle` has succeeded, which ends what was left unfinished.
+
+    Args:
+        settings: Name the brokers, the topics, the group and the instance.
+        watch: Told when the broker goes and comes.
+        log: Told of refused commits.
+    """
+
+    def __init__(self, settings: Settings, watch: BrokerWatch, log: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._log = log
+        self._seconds = settings["kafka.transaction_timeout"]
+        self._deltas = topic_name(settings, Topic.DELTAS)
+        self._dlq = topic_name(settings, Topic.DLQ)
+        self._routing = topic_name(settings, Topic.ROUTING)
+        name = settings["kafka.instance_id"] or uuid4().hex
+        self._transactional_id = f"{settings['kafka.group']}.{name}"
+        self._sender = f"{self._transactional_id}/{uuid4().hex}"
+        self._number = 0
+        self._producer: Any = None
+
+    def load_progress(self) -> dict[str, PartitionProgress]:
+        """None: it is loaded for each partition that is given."""
+        return {}
+
+    def settle(self) -> bool:
+        """Be ready to commit, with every earlier transaction of this name ended.
+
+        Returns:
+            Whether it is so; False while no broker answers.
+
+        Raises:
+            BrokerRefusedError: Who we are is not accepted.
+        """
+        if self._producer is not None:
+            return True
+        producer = None
+        try:
+            producer = open_producer(
+                self._settings,
+                transactional_id=self._transactional_id,
+                transaction_timeout_ms=round(self._seconds * 1e3),
+                delivery_timeout_ms=round(self._seconds * 1e3),
+                request_timeout_ms=round(self._seconds * 5e2),
+                retry_backoff_ms=BACKOFF_MS,
+            )
+            producer.init_transactions()
+        except KafkaError as error:
+            end_producer(producer)
+            explained = explain(error, f"joining as {self._transactional_id}", self._settings)
+            if not isinstance(explained, DependencyUnreachableError):
+                raise explained from error
+            self._watch.lost(explained)
+            return False
+        except DependencyUnreachableError as error:
+            self._watch.lost(error)
+            return False
+        self._producer = producer
+        return True
+
+    def apply(self, emission: Emission) -> None:
+        """Commit an emission, its partitions' states and places, and its dead letters.
+
+        Raises:
+            CommitRefusedError: Its partitions are no longer ours, or nobody knows what came of it.
+            DuplicateProcessorError: Another processor has our name.
+            InputError: It will never be accepted.
+        """
+        claim: Any = emission.claim
+        if claim is None or claim.generation_id < 0:
+            # Without a generation the broker would not check whose partitions they are.
+            raise self._refused("The group has dropped this processor.")
+        if self._producer is None:
+            raise self._refused("The transaction before was left unfinished.")
+        self._number += 1
+        step, producer = _Step(), self._producer
+        try:
+            within(self._seconds, lambda: self._transact(producer, emission, claim, step))
+        except TimeoutError as error:
+            # The call may yet go on: nothing may be done with this producer any more.
+            self._abandon()
+            raise self._refused(str(error)) from error
+        except FencedInstanceIdError as error:
+            self._abandon()
+            raise duplicate_processor(claim.group_instance_id, str(error)) from error
+        except KafkaError as error:
+            explained = explain(error, "committing", self._settings)
+            self._end_transaction(step)
+            if isinstance(explained, InputError):
+                raise explained from error
+            raise self._refused(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            self._abandon()
+            raise
+
+    def close(self) -> None:
+        """End the producer."""
+        self._abandon()
+
+    def _transact(
+        self,
+        producer: Any,  # noqa: ANN401 (untyped library)
+        emission: Emission,
+        claim: object,
+        step: _Step,
+    ) -> None:
+        def send(topic: str, key: bytes, value: bytes | None, headers: Any) -> Any:  # noqa: ANN401
+            return producer.send(topic, value, key, list(headers), 0)
+
+        producer.begin_transaction()
+        sent = [
+            (record.key, send(self._deltas, record.key, record.value, record.headers))
+            for record in emission_records(emission, self._sender, self._number)
+        ]
+        for letter in emission.dead_letters:
+            record = dead_letter_record(letter, self._routing)
+            sent.append((b"", send(self._dlq, record.key, record.value, record.headers)))
+        producer.flush()
+        placed: dict[bytes, int] = {}
+        for key, future in sent:
+            placed.setdefault(key, future.get(self._seconds).offset)
+        offsets = {
+            TopicPartition(self._routing, partition_number(progress.partition)): OffsetAndMetadata(
+                progress.replay_from,
+                OffsetNote(
+                    progress.emitted_to,
+                    placed[state_key(progress.partition)],
+                    progress.watermark_us,
+                ).text(),
+                -1,
+            )
+            for progress in emission.progress
+        }
+        producer.send_offsets_to_transaction(offsets, claim)
+        step.is_committing = True
+        producer.commit_transaction()
+
+    def _end_transaction(self, step: _Step) -> None:
+        """Abort, where that can be done; a producer that cannot is given up."""
+        if step.is_committing:
+            self._abandon()
+            return
+        try:
+            within(ABORT_SECONDS, self._producer.abort_transaction)
+        except (KafkaError, TimeoutError):
+            self._abandon()
+
+    def _abandon(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            end_producer(producer)
+
+    def _refused(self, why: str) -> MoescopeError:
+        self._log(f"a commit was refused, its records are read again: {why}")
+        return CommitRefusedError("A commit was refused.", why=why)
+
+
+class _Step:
+    """How far a transaction has come."""
+
+    def __init__(self) -> None:
+        self.is_committing = False

@@ -1,0 +1,252 @@
+"""The partitions that a consumer group gives to this processor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kafka import TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.errors import FencedInstanceIdError, KafkaError, KafkaTimeoutError
+from kafka.structs import MemberState
+
+from moescope.core.clock import NO_TIME
+from moescope.core.emission import LIVE_DOMAIN, PartitionProgress
+from moescope.core.errors import DependencyUnreachableError
+from moescope.core.kafka import Topic, open_consumer, topic_name
+from moescope.core.kafka.places import partition_name, partition_number
+from moescope.processors.group.bounded import end_consumer
+from moescope.processors.group.errors import duplicate_processor
+from moescope.processors.group.members import Rebalances
+from moescope.processors.group.offset_note import read_note
+from moescope.processors.resuming import Resumed
+from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, BrokerWatch, TopicReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from moescope.core.clock import Clock
+    from moescope.core.self_metrics import SelfMetrics
+    from moescope.core.settings import Settings
+    from moescope.processors.group.states import StateReader
+    from moescope.processors.sources.protocol import Poll
+
+RETRY_SECONDS = 1.0
+JOIN_SECONDS = 5.0
+JOIN_POLL_MS = 500
+LOAD_AGAIN_SECONDS = 0.25
+LOAD_TIMEOUT_MS = 200
+
+
+class GroupSource:
+    """Partitions of `PREFIX.routing` that come and go, and where each was left.
+
+    Args:
+        settings: Name the brokers, the topics, the group and the instance.
+        settle: Ends what earlier commits left unfinished; False: not possible yet.
+        states: Finds the states of partitions.
+        metrics: Told of partitions, lag, gaps and buffers.
+        clock: For pauses only.
+        watch: Told when the broker goes and comes.
+        patient: Whether a broker that is not there yet is waited for.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        settle: Callable[[], bool],
+        states: StateReader,
+        *,
+        metrics: SelfMetrics,
+        clock: Clock,
+        watch: BrokerWatch,
+        patient: bool = True,
+    ) -> None:
+        self._settings = settings
+        self._settle = settle
+        self._states = states
+        self._metrics = metrics
+        self._clock = clock
+        self._watch = watch
+        self._patient = patient
+        self._topic = topic_name(settings, Topic.ROUTING)
+        self._reader = TopicReader(settings, self._topic, metrics, clock, watch)
+        self._consumer: Any = None
+        self._rebalances: Rebalances | None = None
+        self._resumed: dict[int, Resumed] = {}
+        self._open_at = self._load_at = float("-inf")
+
+    def partitions(self) -> dict[str, str]:
+        """Name → watermark domain of the partitions that are ours and whose place is known.
+
+        Raises:
+            BrokerRefusedError: Who we are is not accepted.
+            DuplicateProcessorError: Another processor has our name.
+            LogRewoundError: The topic ends before the place that is read.
+        """
+        if self._consumer is None and not self._open():
+            return {}
+        try:
+            self._join()
+            self._reader.pump()
+        except FencedInstanceIdError as error:
+            raise duplicate_processor(self._settings["kafka.instance_id"], str(error)) from error
+        self._load()
+        return {partition_name(self._topic, number): LIVE_DOMAIN for number in self._resumed}
+
+    def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
+        """Read from an offset on, as far as records are here."""
+        return self._reader.poll(partition_number(partition), offset, max_records, max_bytes)
+
+    def committed(self, partition: str, replay_from: int) -> None:
+        """Places were committed with the output."""
+
+    def revoked(self) -> Collection[str]:
+        """Partitions that were taken since the last call, even if they are back already."""
+        gone: set[int] = set()
+        changes = [] if self._rebalances is None else self._rebalances.take()
+        for change in changes:
+            self._metrics.add("moescope_processor_rebalances_total")
+            if change.given:
+                self._reader.give(change.numbers)
+            else:
+                gone |= change.numbers
+                self._reader.take_away(change.numbers)
+                for number in change.numbers:
+                    self._resumed.pop(number, None)
+        if changes:
+            self._metrics.set("moescope_processor_assigned_partitions", len(self._reader.numbers))
+        return [partition_name(self._topic, number) for number in gone]
+
+    def claim(self) -> object:
+        """Our membership, as the group knows it now."""
+        return None if self._consumer is None else self._consumer.group_metadata()
+
+    def unread(self, held: Collection[str]) -> frozenset[str]:  # noqa: ARG002 (the protocol's)
+        """None: the store owner asks for the partitions' ends itself."""
+        return frozenset()
+
+    def settled(self) -> bool:
+        """Whether we are in the group, and everything in our partitions was handed out."""
+        if self._consumer is None or self._must_join():
+            return False
+        if self._consumer.group_metadata().state != MemberState.STABLE:
+            return False
+        numbers = self._reader.numbers
+        return len(self._resumed) == len(numbers) and (not numbers or self._reader.is_read())
+
+    def resume(self, partition: str) -> Resumed:
+        """Where the last commit left a partition."""
+        return self._resumed[partition_number(partition)]
+
+    def start_over(self) -> None:
+        """All memory is gone: find out again where each partition was left."""
+        numbers = list(self._reader.numbers)
+        self._reader.take_away(numbers)
+        self._reader.give(numbers)
+        self._resumed.clear()
+
+    def close(self) -> None:
+        """Leave the group, unless we have a name under which we are expected back."""
+        if self._consumer is not None:
+            end_consumer(self._consumer)
+            self._consumer = None
+
+    def _open(self) -> bool:
+        now = self._clock.monotonic()
+        if now - self._open_at < RETRY_SECONDS:
+            return False
+        settings = self._settings
+        session_ms = round(settings["kafka.session_timeout"] * 1e3)
+        try:
+            consumer = open_consumer(
+                settings,
+                group_id=settings["kafka.group"],
+                group_instance_id=settings["kafka.instance_id"] or None,
+                partition_assignment_strategy=[CooperativeStickyAssignor],
+                session_timeout_ms=session_ms,
+                heartbeat_interval_ms=max(1, session_ms // 4),
+                max_poll_interval_ms=round(settings["kafka.max_poll_interval"] * 1e3),
+                **CONSUMER_OPTIONS,
+            )
+        except DependencyUnreachableError as error:
+            if not self._patient:
+                raise
+            self._watch.lost(error)
+            return False
+        finally:
+            self._open_at = self._clock.monotonic()
+        self._consumer = consumer
+        self._rebalances = Rebalances(consumer)
+        self._reader.use(consumer)
+        consumer.subscribe([self._topic], listener=self._rebalances)
+        return True
+
+    def _join(self) -> None:
+        """Take part in a rebalance until it is over, or for a while.
+
+        The library forgets a joining that ends between two polls, and begins it anew: that makes
+        every member join again. So there is no pause between polls while one is under way.
+        """
+        give_up = self._clock.monotonic() + JOIN_SECONDS
+        while self._must_join() and self._clock.monotonic() < give_up:
+            self._reader.pump(0.0, wait_ms=JOIN_POLL_MS)
+
+    def _must_join(self) -> bool:
+        coordinator = getattr(self._consumer, "_coordinator", None)
+        return coordinator is not None and bool(coordinator.need_rejoin())
+
+    def _load(self) -> None:
+        """Find out where partitions that were given to us were left."""
+        waiting = [number for number in self._reader.numbers if number not in self._resumed]
+        now = self._clock.monotonic()
+        if not waiting or now - self._load_at < LOAD_AGAIN_SECONDS:
+            return
+        try:
+            if self._settle():
+                for number in waiting:
+                    self._resumed[number] = self._last_commit(number)
+        except KafkaTimeoutError:
+            # A transaction of the processor before is not finished yet, or nobody answers.
+            pass
+        except KafkaError as error:
+            self._reader.note_error(error, "asking for the last commit")
+        self._load_at = self._clock.monotonic()
+
+    def _last_commit(self, number: int) -> Resumed:
+        place = TopicPartition(self._topic, number)
+        committed = self._consumer.committed(place, metadata=True, timeout_ms=LOAD_TIMEOUT_MS)
+        if committed is None:
+            return Resumed(None)
+        note = read_note(committed.metadata)
+        if note is None:
+            return self._without_state(
+                number, committed.offset, NO_TIME, "The group's offset was set by hand."
+            )
+        name = partition_name(self._topic, number)
+        progress = self._states.read(note.state)
+        is_it = progress is not None and (
+            progress.partition,
+            progress.emitted_to,
+            progress.replay_from,
+        ) == (name, note.emitted_to, committed.offset)
+        if is_it:
+            return Resumed(progress)
+        return self._without_state(
+            number,
+            note.emitted_to,
+            note.watermark_us,
+            f"The state at record {note.state} of the deltas topic is no longer there.",
+        )
+
+    def _without_state(self, number: int, offset: int, watermark_us: int, why: str) -> Resumed:
+        progress = PartitionProgress(
+            partition=partition_name(self._topic, number),
+            domain=LIVE_DOMAIN,
+            emitted_to=offset,
+            replay_from=offset,
+            state=b"",
+            watermark_us=watermark_us,
+            step_low=NO_TIME,
+            sealed=False,
+        )
+        return Resumed(progress, f"{why} Windows that were open then are short.")
