@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moescope.console.output import note
 from moescope.console.owner import Owner
 from moescope.console.places import log_root, ring_directory
 from moescope.console.progress import progress
+from moescope.console.stopping import beside
 from moescope.console.watch import Health, HealthStatus, serving
 from moescope.console.watch.agent_figures import AgentFigures
 from moescope.console.watch.periodic import periodically
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
     from moescope.processors.pipeline import PipelineTotals
 
 LAST_SECONDS = 5.0
-
-
-def stop_on_signals() -> threading.Event:
-    """An event that the first SIGINT or SIGTERM sets; the next one ends the process."""
-    stop = threading.Event()
-
-    def ask_to_stop(number: int, frame: Any) -> None:  # noqa: ANN401, ARG001 (signal's signature)
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, ask_to_stop)
-    return stop
 
 
 def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> PipelineTotals:
@@ -74,7 +61,7 @@ def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> P
         if until_idle:
             agent.drain()
             return owner.run(until_idle=True, stop=stop)
-        with _ShippingThread(agent, stop):
+        with beside(agent.run, stop, "moescope-agent"):
             owner.run(stop=stop)
         return _read_the_rest(owner)
 
@@ -102,29 +89,3 @@ def _read_the_rest(owner: Owner) -> PipelineTotals:
         return owner.run(until_idle=True, stop=stop)
     finally:
         timer.cancel()
-
-
-class _ShippingThread:
-    """The agent on a thread; when it fails, everything stops and the failure is raised."""
-
-    def __init__(self, agent: Agent, stop: threading.Event) -> None:
-        self._agent = agent
-        self._stop = stop
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="moescope-agent")
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            self._agent.run(self._stop)
-        except BaseException as failure:  # noqa: BLE001 (raised again by the main thread)
-            self._failure = failure
-            self._stop.set()

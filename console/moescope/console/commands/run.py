@@ -33,7 +33,8 @@ def all_(
     """
     from dataclasses import asdict
 
-    from moescope.console.run_work import run_all, stop_on_signals
+    from moescope.console.run_work import run_all
+    from moescope.console.stopping import stop_on_signals
 
     totals = run_all(settings_from(config, data), stop_on_signals(), until_idle=until_idle)
     if as_json:
@@ -42,4 +43,36 @@ def all_(
         note(
             f"stopped after {totals.records:,} records in {totals.commits:,} commits; "
             f"{totals.dead_letters:,} dead letters"
+        )
+
+
+@app.command("agent")
+def agent(
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when everything recorded so far is shipped.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ship what recorders on this machine write to Kafka (settings kafka.*).
+
+    Batches wait in the data directory's `log` folder until a broker has acknowledged them. Stop
+    with SIGINT or SIGTERM: what is recorded is shipped first, for at most
+    kafka.delivery_timeout; the next start goes on from there.
+
+    Example: MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092 moescope run agent --data moescope-data
+    """
+    from dataclasses import asdict
+
+    from moescope.console.agent_work import run_agent
+    from moescope.console.stopping import stop_on_signals
+
+    totals = run_agent(settings_from(config, data), stop_on_signals(), until_idle=until_idle)
+    if as_json:
+        print_json(asdict(totals))
+    else:
+        note(
+            f"stopped after {totals.shipped_batches:,} batches shipped; "
+            f"{totals.waiting_batches:,} wait for the next start"
         )
