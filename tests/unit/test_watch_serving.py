@@ -222,17 +222,18 @@ def test_a_full_disk_leaves_the_old_report(
 def test_a_killed_process_leaves_no_file_for_ever(tmp_path: Path) -> None:
     """The next start of the component removes what a killed one left, and nobody else's."""
 
-    def left_behind(**changes: object) -> Path:
-        with serving(settings_of(tmp_path), SelfMetrics(), "agent"):
-            document = json.loads(the_file(tmp_path).read_text()) | changes
-        path = tmp_path / f"health-agent-{document['host']}-{document['birth']}.json"
-        path.write_text(json.dumps(document))
+    with serving(settings_of(tmp_path), SelfMetrics(), "agent") as watch:
+        document = watch.latest.document()
+
+    def left_behind(name: str, **changes: object) -> Path:
+        path = tmp_path / f"health-agent-{name}.json"
+        path.write_text(json.dumps(document | changes))
         return path
 
-    of_another_process = left_behind(birth=1)
-    elsewhere = tmp_path / "elsewhere.json"
-    of_another_host = left_behind(birth=2, host="node-7")
-    elsewhere.write_bytes(of_another_host.read_bytes())
+    killed = left_behind("killed", birth=1)
+    elsewhere = left_behind("elsewhere", birth=2, host="node-7")
+    forgotten = left_behind("forgotten", birth=3, host="node-8", written_at_us=1)
     with serving(settings_of(tmp_path), SelfMetrics(), "agent"):
-        assert not of_another_process.exists()
-        assert of_another_host.exists()
+        assert not killed.exists()
+        assert not forgotten.exists()
+        assert elsewhere.exists()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES: Final = 1 << 20
+FORGOTTEN_US: Final = 86_400_000_000
 _HALF: Final = ".half"
 
 
@@ -51,14 +52,16 @@ def read_reports(directory: Path, component: str) -> dict[Path, HealthReport | I
     return reports
 
 
-def remove_leftovers(directory: Path, component: str, host: str) -> None:
-    """Remove the files of processes of this machine that were killed."""
+def remove_leftovers(directory: Path, component: str, host: str, now_us: int) -> None:
+    """Remove the files of processes of this machine that were killed.
+
+    A container that is made anew has another host name: whatever is older than a day goes, too.
+    """
     for path, report in read_reports(directory, component).items():
-        if (
-            isinstance(report, HealthReport)
-            and report.host == host
-            and not is_alive(report.pid, report.birth)
-        ):
+        if not isinstance(report, HealthReport):
+            continue
+        is_killed = report.host == host and not is_alive(report.pid, report.birth)
+        if is_killed or report.written_at_us < now_us - FORGOTTEN_US:
             for leftover in (path, path.with_name(f".{path.name}{_HALF}")):
                 with suppress(OSError):
                     leftover.unlink(missing_ok=True)

@@ -79,7 +79,7 @@ class HealthWatcher:
     def __enter__(self) -> Self:
         """Write the first report at once, then one every two seconds."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self._directory, self._component, self._identity[0])
+        remove_leftovers(self._directory, self._component, self._identity[0], self._clock.now_us())
         self.report()
         self._thread.start()
         return self
