@@ -221,7 +221,6 @@ def test_a_full_disk_leaves_the_old_report(
 
 def test_a_killed_process_leaves_no_file_for_ever(tmp_path: Path) -> None:
     """The next start of the component removes what a killed one left, and nobody else's."""
-
     with serving(settings_of(tmp_path), SelfMetrics(), "agent") as watch:
         document = watch.latest.document()
 
