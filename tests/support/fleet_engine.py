@@ -1,0 +1,162 @@
+"""An engine that decodes and records, and how long each `record()` keeps it.
+
+A step decodes one token of each of 32 running requests over 16 MoE layers. Ids of experts come
+from a table made before: the engine's own work is no part of what is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from support.fleet_disk import enter_disk
+
+from moescope.producers import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+REQUESTS = 32
+LAYERS = 16
+EXPERTS = 64
+TOP_K = 8
+PROMPT = 16
+TABLE = 64
+"""Steps whose ids are made before; then they come again."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """How an engine runs.
+
+    Attributes:
+        node: Its name.
+        steps_per_second: Decode steps.
+        length: Tokens that a request decodes before another takes its place.
+        ring_bytes: Size of the ring.
+    """
+
+    node: str = "engine"
+    steps_per_second: float = 20.0
+    length: int = 200
+    ring_bytes: int = 64 << 20
+
+
+class Step(NamedTuple):
+    """One call of `record()`: wall-clock time at its begin, and how long it took."""
+
+    at: float
+    us: float
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What an engine recorded, and the steps that it took."""
+
+    rows: int
+    rejected_rows: int
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> EngineReport:
+        """The report of an engine that has ended."""
+        told = json.loads(path.read_text())
+        return cls(
+            told["rows"], told["rejected_rows"], tuple(Step(*step) for step in told["steps"])
+        )
+
+
+def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder: int = 0) -> None:
+    """Decode until SIGTERM, then end all requests and write the report.
+
+    Args:
+        plan: How.
+        ring_directory: Where its ring lies.
+        report: Where its report goes.
+        disk_holder: Process whose small disk the ring lies on; 0: none.
+    """
+    if disk_holder:
+        enter_disk(disk_holder)
+    asked: set[int] = set()
+
+    def ask(number: int, _: Any) -> None:  # noqa: ANN401 (signal's signature)
+        asked.add(number)
+
+    signal.signal(signal.SIGTERM, ask)
+    table = _ids_of_steps()
+    recorder = Recorder(
+        model="engine-moe",
+        revision="r1",
+        layers=range(LAYERS),
+        experts=EXPERTS,
+        top_k=TOP_K,
+        directory=ring_directory,
+        node=plan.node,
+        token_id_kind="plain",
+        ring_bytes=plan.ring_bytes,
+    )
+    running = [0] * REQUESTS
+    names = [_begin(recorder, slot, 0) for slot in range(REQUESTS)]
+    positions = np.array([PROMPT + slot * plan.length // REQUESTS for slot in range(REQUESTS)])
+    steps: list[Step] = []
+    serial = 0
+    due = time.monotonic()
+    gc.freeze()
+    while signal.SIGTERM not in asked:
+        tokens = np.arange(serial, serial + REQUESTS)
+        ids = table[len(steps) % TABLE]
+        at = time.time()
+        begin = time.perf_counter_ns()
+        recorder.record(names, positions, ids, "decode", token_ids=tokens)
+        steps.append(Step(at, (time.perf_counter_ns() - begin) / 1e3))
+        serial += REQUESTS
+        positions += 1
+        for slot in np.flatnonzero(positions >= PROMPT + plan.length):
+            recorder.end_request(names[slot])
+            running[slot] += 1
+            names[slot] = _begin(recorder, int(slot), running[slot])
+            positions[slot] = PROMPT
+        due += 1 / plan.steps_per_second
+        time.sleep(max(0.0, due - time.monotonic()))
+    for name in names:
+        recorder.end_request(name)
+    counters = recorder.counters()
+    recorder.close()
+    half = report.with_suffix(".half")
+    half.write_text(
+        json.dumps(
+            {
+                "rows": counters.recorded_rows,
+                "rejected_rows": counters.rejected_rows,
+                "steps": steps,
+            }
+        )
+    )
+    half.replace(report)
+
+
+def _begin(recorder: Recorder, slot: int, number: int) -> str:
+    name = f"slot-{slot}/{number}"
+    recorder.begin_request(name, prompt_tokens=PROMPT)
+    return name
+
+
+def _ids_of_steps() -> Any:  # noqa: ANN401 (an array)
+    """Distinct experts of each token and layer, uint8 [TABLE, REQUESTS, LAYERS, TOP_K]."""
+    random = np.random.default_rng(5)
+    scores = random.random((TABLE, REQUESTS, LAYERS, EXPERTS))
+    return np.ascontiguousarray(np.argsort(scores, axis=-1)[..., :TOP_K].astype(np.uint8))
+
+
+def percentile_us(steps: Sequence[Step], share: float) -> float:
+    """The latency that a share of steps stays below, in µs."""
+    return float(np.percentile([step.us for step in steps], 100 * share)) if steps else 0.0
+
+
+__all__ = ["EnginePlan", "EngineReport", "Step", "percentile_us", "run_engine"]

@@ -1,0 +1,147 @@
+"""The scenarios of a full run, with their counts and their tables."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from support.fleet_engine import EnginePlan
+from support.fleet_faults import Fault
+from support.fleet_full_disks import fill_disks
+from support.fleet_hostile import read_hostile
+from support.fleet_outage import Latencies, OutagePlan, run_outage
+from support.fleet_results import Result, Table, kill_table
+from support.fleet_scenarios import Stage, sabotage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PROGRAMS: Final = 0.05
+"""Share of kills after which the real command is started, and not a warm process."""
+OUTAGE_S: Final = 600.0
+COMPARISON_S: Final = 120.0
+OUTAGE_LOG_BYTES: Final = 8 << 20
+LONGEST_RECORD_US: Final = 100.0
+FULL_DISK_S: Final = 20.0
+HOSTILE_S: Final = 300.0
+
+
+def kills(stage: Stage, scale: float, faults: Mapping[Fault, int], named: int = 2) -> Result:
+    """Faults of some kinds, one after the other, under load."""
+    scaled = {fault: max(1, round(times * scale)) for fault, times in faults.items()}
+    found = sabotage(stage, scaled, named=named, programs=PROGRAMS)
+    return Result(
+        kill_table(found.recoveries, found.verdict),
+        found.verdict.is_good,
+        "\n".join([str(found.verdict), *found.differences]),
+    )
+
+
+def outage(stage: Stage, scale: float) -> Result:
+    """A broker that is frozen, then gone, for ten minutes."""
+    assert stage.broker is not None
+    plan = OutagePlan(
+        seconds=OUTAGE_S * scale,
+        before=COMPARISON_S * scale,
+        after=COMPARISON_S * scale,
+        byte_cap=max(1 << 20, round(OUTAGE_LOG_BYTES * scale)),
+        engine=EnginePlan(),
+    )
+    found = run_outage(stage.nursery, stage.folder, stage.broker, stage.prefix, plan)
+    table = Table(
+        ("", "value"),
+        [
+            *_latency_rows(
+                {
+                    "broker there": found.up,
+                    "broker frozen": found.frozen,
+                    "broker gone": found.gone,
+                }
+            ),
+            ("batches written = delivered + dropped",
+             f"{found.written} = {found.delivered} + {found.dropped}"),
+            ("batches that headers tell as dropped", found.told),
+            ("rows recorded = delivered + told as dropped",
+             f"{found.rows} = {found.delivered_rows} + {found.told_rows}"),
+            ("batch log, most bytes of its cap", f"{found.log_bytes} of {found.byte_cap}"),
+            ("ring, bytes of its size", f"{found.ring_bytes} of {found.ring_cap}"),
+            ("agent while the broker is frozen, share of a core", f"{found.agent_cpu:.3f}"),
+            ("agent, most resident MiB", found.agent_bytes >> 20),
+            ("seconds from the broker's return to everything delivered",
+             f"{found.delivered_s:.1f}"),
+            ("assignments of windows lost, counted twice", f"{found.lost}, {found.twice}"),
+            ("seconds with missing rows", found.holes),
+            ("of them, windows that claim to be whole", found.unmarked),
+        ],
+    )  # fmt: skip
+    slow = [
+        name
+        for name, one in (("frozen", found.frozen), ("gone", found.gone))
+        if one.p999 > LONGEST_RECORD_US
+    ]
+    details = [*found.faults, *(f"record() is slow while the broker is {name}" for name in slow)]
+    return Result(table, not found.faults, "\n".join([str(found), *details]))
+
+
+def _latency_rows(found: Mapping[str, Latencies]) -> list[tuple[str, str]]:
+    return [
+        (
+            f"`record()`, {name}: p50, p99, p99.9, worst, µs",
+            f"{one.p50:.0f}, {one.p99:.0f}, {one.p999:.0f}, {one.worst:.0f} ({one.calls} calls)",
+        )
+        for name, one in found.items()
+    ]
+
+
+def disks(stage: Stage, scale: float) -> Result:
+    """Full disks of a node and of the store."""
+    found = fill_disks(stage, max(3.0, FULL_DISK_S * scale))
+    table = Table(
+        (
+            "disks", "node recovers, s", "store recovers, s", "owner started again", "rows",
+            "delivered", "lost", "counted twice", "tables equal",
+        ),
+        [
+            (
+                "tmpfs" if found.is_mounted else "limit on files", f"{found.node_s:.1f}",
+                f"{found.store_s:.1f}", found.restarts, found.rows, found.delivered_rows,
+                found.lost, found.twice, "NO" if found.differences else "yes",
+            )
+        ],
+    )  # fmt: skip
+    return Result(table, found.is_good, str(found))
+
+
+def hostile(stage: Stage, scale: float) -> Result:
+    """Records repeated, reordered, spoilt, and by wrong clocks."""
+    found = read_hostile(stage, max(20.0, HOSTILE_S * scale))
+    table = Table(
+        (
+            "records", "repeated", "marked so", "reordered", "spoilt", "dead letters",
+            "kept whole", "nodes with wrong clocks", "marked so", "window rows", "lost",
+            "counted twice",
+        ),
+        [
+            (
+                found.records, found.expected_duplicates, found.duplicates, found.reordered,
+                found.unreadable, found.dead, found.kept, found.expected_wrong_clocks,
+                found.wrong_clocks, found.windows, found.lost, found.twice,
+            )
+        ],
+    )  # fmt: skip
+    return Result(table, found.is_good, str(found))
+
+
+SCENARIOS: Final[dict[str, Callable[[Stage, float], Result]]] = {
+    "processors": partial(kills, faults={Fault.PROCESSOR_KILLED: 200}),
+    "agents": partial(kills, faults={Fault.AGENT_KILLED: 50}),
+    "owners": partial(kills, faults={Fault.OWNER_KILLED: 50}),
+    "brokers": partial(kills, faults={Fault.BROKER_KILLED: 30}),
+    "rebalances": partial(
+        kills, faults={Fault.REBALANCE: 100, Fault.PROCESSOR_PAUSED: 10}, named=0
+    ),
+    "outage": outage,
+    "disks": disks,
+    "hostile": hostile,
+}
+"""In the order in which they run."""

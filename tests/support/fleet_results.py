@@ -1,0 +1,111 @@
+"""Results of fault scenarios: tables in Markdown, between marks of a page."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.fleet_faults import Recoveries
+    from support.fleet_judge import Verdict
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("duckdb", "numpy", "numba", "kafka-python")
+KAFKA_POM = ROOT / "scripts/kafka_libs/pom.xml"
+
+
+class Table(NamedTuple):
+    """One table: heads and rows of cells."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+    def text(self) -> str:
+        """The table in Markdown."""
+        lines = ["| " + " | ".join(self.heads) + " |", "|" + "---|" * len(self.heads)]
+        lines += ["| " + " | ".join(map(str, row)) + " |" for row in self.rows]
+        return "\n".join(lines)
+
+
+class Result(NamedTuple):
+    """What a scenario came to.
+
+    Attributes:
+        table: What the page shows.
+        is_good: Whether everything was as promised.
+        details: More, for whoever ran it.
+    """
+
+    table: Table
+    is_good: bool
+    details: str = ""
+
+
+def kill_table(recoveries: Recoveries, verdict: Verdict) -> Table:
+    """Recoveries by fault, and what the end state came to."""
+    heads = (
+        "fault", "times", "recovery median, s", "longest, s", "batches", "missing", "sent again",
+        "window rows", "assignments", "lost", "counted twice", "tables equal",
+    )  # fmt: skip
+    rows: list[list[object]] = []
+    for fault, seconds in recoveries.seconds.items():
+        rows.append([fault, len(seconds), f"{median(seconds):.1f}", f"{max(seconds):.1f}"])
+    for number in range(1, len(rows)):
+        rows[number] += [""] * 8
+    rows[0] += [
+        verdict.batches, verdict.missing, verdict.repeated, verdict.windows, verdict.assignments,
+        verdict.lost, verdict.twice, "yes" if verdict.same_tables else "NO",
+    ]  # fmt: skip
+    return Table(heads, rows)
+
+
+def circumstances(seed: int, scale: float, seconds: float) -> str:
+    """Commit, versions and machine of a run."""
+    commit = _git("rev-parse", "--short", "HEAD")
+    if _git("status", "--porcelain", "--untracked-files=no"):
+        commit += " with changes"
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    scaled = "" if scale == 1 else f", at {scale:g} of the full counts"
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, seed {seed}{scaled}, "
+        f"{seconds / 60:.1f} min, Python {platform.python_version()}, {packages}, "
+        f"Apache Kafka {kafka_version()}, {os.cpu_count()} cores, {platform.system()} "
+        f"{platform.machine()}."
+    )
+
+
+def kafka_version() -> str:
+    """Version of the broker that the jars are for."""
+    text = KAFKA_POM.read_text(encoding="utf-8")
+    return text.partition("kafka_2.13</artifactId>")[2].partition("<version>")[2].partition("<")[0]
+
+
+def write_results(page: Path, scenario: str, text: str) -> None:
+    """Replace what stands between a scenario's marks.
+
+    Raises:
+        ValueError: The page has no such marks.
+    """
+    begin, end = f"<!-- results: {scenario} -->", f"<!-- end of results: {scenario} -->"
+    whole = page.read_text(encoding="utf-8")
+    head, found, rest = whole.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not (found and closed):
+        message = f"{page.name} has no place for the results of {scenario}."
+        raise ValueError(message)
+    half = page.with_suffix(".half")
+    half.write_text(f"{head}{begin}\n\n{text}\n\n{end}{tail}", encoding="utf-8")
+    half.replace(page)
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()

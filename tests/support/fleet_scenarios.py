@@ -1,0 +1,102 @@
+"""The fault scenarios, each with a broker, topics and a fleet of its own."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from support.fleet import Fleet
+from support.fleet_faults import Fault, Saboteur
+from support.fleet_judge import judge_store, table_differences
+from support.fleet_load import Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from support.broker_choice import Broker
+    from support.fleet_faults import Recoveries
+    from support.fleet_judge import Verdict
+    from support.fleet_processes import Nursery
+
+LONGEST_LOAD_S = 5_400.0
+MACHINES = (
+    Machine("east", 11, repeat=9),
+    Machine("west", 12, nodes=3, training=True),
+    Machine("north", 13, nodes=1),
+)
+
+
+class Stage(NamedTuple):
+    """Where a scenario takes place.
+
+    Attributes:
+        broker: A native broker that may be killed, or an address with nothing to kill.
+        bootstrap: Its address.
+        prefix: Of topics and names.
+        seed: Decides all that is left to chance.
+        told: Gets a line now and then.
+    """
+
+    nursery: Nursery
+    folder: Path
+    broker: Broker | None
+    bootstrap: str
+    prefix: str
+    seed: int
+    told: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Sabotaged:
+    """What a fleet came to.
+
+    Attributes:
+        recoveries: Seconds, by fault.
+        verdict: On what is stored.
+        differences: From the tables of one process alone, some of them.
+        refused_commits: Transactions that processors saw refused, in their last lives.
+        seconds: That the whole took.
+    """
+
+    recoveries: Recoveries
+    verdict: Verdict
+    differences: tuple[str, ...]
+    seconds: float
+
+
+def sabotage(
+    stage: Stage,
+    faults: Mapping[Fault, int],
+    *,
+    named: int = 2,
+    programs: float = 0.0,
+    warm_up_s: float = 1.0,
+) -> Sabotaged:
+    """Run a fleet under load, do things to it, let it end, and judge what it stored.
+
+    Args:
+        stage: Where.
+        faults: What, and how often.
+        named: How many of the three processors keep their names over restarts.
+        programs: Share of restarts with the real command.
+        warm_up_s: Load before the first fault.
+
+    Raises:
+        FleetError: Something did not recover or end as it should.
+    """
+    begin = time.monotonic()
+    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES, named=named)
+    fleet.start_all(LONGEST_LOAD_S)
+    time.sleep(warm_up_s)
+    saboteur = Saboteur(fleet, stage.broker, Random(stage.seed), programs)  # noqa: S311 (moments)
+    saboteur.run(faults, stage.told)
+    fleet.end_load()
+    fleet.stop_all()
+    topic = fleet.read_routing()
+    alone = fleet.store_alone()
+    verdict = judge_store(fleet.store_file, alone, topic, fleet.log_roots(), fleet.config)
+    differences = tuple(table_differences(fleet.store_file, alone)[:20])
+    return Sabotaged(saboteur.recoveries, verdict, differences, time.monotonic() - begin)
