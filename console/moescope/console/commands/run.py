@@ -76,3 +76,73 @@ def agent(
             f"stopped after {totals.shipped_batches:,} batches shipped; "
             f"{totals.waiting_batches:,} wait for the next start"
         )
+
+
+@app.command("processor")
+def processor(
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when everything sent so far is processed.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run one of several processors that share the load of a fleet.
+
+    Processors of one group (kafka.group) share the partitions of the routing topic, and write
+    windows and sums to the deltas topic, from which `run store` takes them (store.source =
+    "deltas"). Start as many as are needed, up to kafka.partitions. The data directory holds its
+    health file only. SIGINT or SIGTERM: what was read is committed, and the group is left.
+
+    Example: moescope run processor --config /etc/moescope/moescope.toml
+    """
+    from dataclasses import asdict
+
+    from moescope.console.processor_work import run_processor
+    from moescope.console.stopping import stop_on_signals
+
+    totals = run_processor(settings_from(config, data), stop_on_signals(), until_idle=until_idle)
+    if as_json:
+        print_json(asdict(totals))
+    else:
+        note(
+            f"stopped after {totals.records:,} records in {totals.commits:,} commits; "
+            f"{totals.refused:,} refused"
+        )
+
+
+@app.command()
+def store(
+    config: ConfigFile = None,
+    data: DataDirectory = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="Wait for the owner's end if there is one, then take over."),
+    ] = False,
+    reset_processors: Annotated[
+        bool,
+        typer.Option(
+            "--reset-processors",
+            help="First set the processors' offsets to what is stored; none may run.",
+        ),
+    ] = False,
+) -> None:
+    """Own a fleet's store: windows, thresholds, alerts, jobs and export.
+
+    Live traffic comes from Kafka: routing batches themselves, or with `store.source = deltas` what
+    processors made of them. Imports and simulations of this machine are processed as well. Stop
+    with SIGINT or SIGTERM: what was read is committed first.
+
+    Example: moescope run store --data moescope-data --standby
+    """
+    from moescope.console.run_work import stop_on_signals
+    from moescope.console.store_work import run_store
+
+    metrics = run_store(
+        settings_from(config, data),
+        stop_on_signals(),
+        standby=standby,
+        reset_processors=reset_processors,
+    )
+    commits = metrics.value("moescope_store_commits_total")
+    note(f"stopped after {commits:,.0f} commits")

@@ -9,7 +9,7 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 
 from moescope.core.emission_records import EmissionRecord, read_state
 from moescope.core.kafka import Topic, open_consumer, topic_name
-from moescope.core.plain_codec import PlainFormatError
+from moescope.core.plain_codec import PlainFormatError, PlainVersionError
 from moescope.processors.group.bounded import end_consumer
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class StateReader:
 
         Raises:
             KafkaError: No broker answered in time.
+            PlainVersionError: A newer moescope wrote it.
         """
         if self._consumer is None:
             self._consumer = open_consumer(
@@ -62,6 +63,8 @@ class StateReader:
         self._consumer.seek(self._place, offset)
         try:
             return read_state(self._records(offset, end))
+        except PlainVersionError:
+            raise
         except (OffsetOutOfRangeError, PlainFormatError):
             return None
 

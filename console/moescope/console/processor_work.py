@@ -1,0 +1,79 @@
+"""One processor of a fleet: from the routing topic to the deltas topic, and nothing on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.console.output import note
+from moescope.console.watch import Health, HealthStatus, serving
+from moescope.core.clock import SystemClock
+from moescope.core.self_metrics import SelfMetrics
+from moescope.core.thresholds import ThresholdBook
+from moescope.processors.control import ControlFollower
+from moescope.processors.finish import WindowFinisher
+from moescope.processors.group.joining import joined_group
+from moescope.processors.pipeline import PipelineTotals
+
+if TYPE_CHECKING:
+    import threading
+
+    from moescope.core.settings import Settings
+
+
+def run_processor(
+    settings: Settings, stop: threading.Event, *, until_idle: bool = False
+) -> PipelineTotals:
+    """Take a share of the routing topic's partitions, and process them until told to stop.
+
+    Args:
+        settings: Name the brokers, the topics, the group and the windows.
+        stop: Ends it when it is set: what was read is committed, and the group is left.
+        until_idle: End when every partition that is ours is read to its present end; then a
+            broker that does not answer is an error, not waited for.
+
+    Raises:
+        BrokerUnreachableError: Nobody answers, and it is not waited for.
+        BrokerRefusedError: Who we are is not accepted.
+        DuplicateProcessorError: Another processor has our name.
+        LogRewoundError: The topic is not the one that was processed.
+        MoescopeError: What the pipeline raised.
+    """
+    metrics, clock, book = SelfMetrics(), SystemClock(), ThresholdBook()
+    state = _State()
+    with (
+        serving(settings, metrics, "processor", status=state.health, clock=clock),
+        ControlFollower(settings, book, note, patient=not until_idle) as control,
+        joined_group(
+            settings,
+            WindowFinisher(book),
+            metrics=metrics,
+            clock=clock,
+            log=note,
+            patient=not until_idle,
+        ) as pipeline,
+    ):
+        note(f"processor of the group {settings['kafka.group']}; stop with Ctrl-C")
+        # A window that is judged before its lines are known would never be judged again.
+        if control.wait_until_read(stop):
+            state.working_with = control
+            pipeline.run(until_idle=until_idle, stop=stop)
+        return pipeline.totals
+
+
+class _State:
+    """What the processor says of itself."""
+
+    def __init__(self) -> None:
+        self.working_with: ControlFollower | None = None
+
+    def health(self) -> Health:
+        """Waiting until the thresholds are read, then well for as long as they are followed."""
+        if self.working_with is None:
+            return Health(HealthStatus.WAITING, "The thresholds in force were not read yet.")
+        failure = self.working_with.failure
+        if failure is not None:
+            return Health(HealthStatus.FAILING, f"Thresholds are followed no longer: {failure}")
+        return Health()
+
+
+__all__ = ["PipelineTotals", "run_processor"]
