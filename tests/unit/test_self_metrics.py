@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
 from moescope.core.errors import InternalError
 from moescope.core.self_metrics import SELF_METRICS, MetricKind, SelfMetric, SelfMetrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAME = re.compile(r"moescope_(agent|processor|store)(_[a-z]+)+")
 FOREIGN_UNITS = {
@@ -19,7 +23,19 @@ FEW_VALUES = {"node", "partition", "domain", "reason", "state", "name"}
 LAG = "moescope_processor_lag_records"
 RECORDS = "moescope_processor_records_total"
 
+COMPONENTS = ("core", "producers", "processors", "storage", "jobs", "console")
+
 every_metric = pytest.mark.parametrize("metric", SELF_METRICS, ids=lambda metric: metric.name)
+
+
+@pytest.fixture(scope="module")
+def sources(repository_root: Path) -> str:
+    """All code but the tests."""
+    return "".join(
+        path.read_text(encoding="utf-8")
+        for component in COMPONENTS
+        for path in sorted((repository_root / component).rglob("*.py"))
+    )
 
 
 @every_metric
@@ -40,6 +56,12 @@ def test_labels_are_few_and_bounded(metric: SelfMetric) -> None:
     """A label is none that Prometheus sets itself, and has few values."""
     assert set(metric.labels) <= FEW_VALUES
     assert len(metric.labels) == len(set(metric.labels)) <= 1
+
+
+@every_metric
+def test_every_metric_is_reported(metric: SelfMetric, sources: str) -> None:
+    """A rule over a metric that nobody reports never fires."""
+    assert f'"{metric.name}"' in sources
 
 
 @every_metric

@@ -84,6 +84,7 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _gauge("store_watermark_timestamp_seconds", "Event time up to which windows closed.", "domain"),
     _gauge("store_last_commit_timestamp_seconds", "When the store last committed."),
     _gauge("store_dead_letters", "Records that could not be used, as counted there.", "reason"),
+    _gauge("store_control_waiting_seconds", "How long new thresholds wait to be published."),
     _gauge("store_unserved_partitions", "Partitions whose records wait and nobody processes."),
     _gauge("store_catching_up", "1 while a backlog is read: what fires is history."),
     _gauge("store_file_bytes", "Size of the store file and its log of changes."),

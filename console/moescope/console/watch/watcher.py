@@ -13,7 +13,6 @@ from moescope.console.output import note
 from moescope.console.watch.health import Health, HealthReport, HealthStatus
 from moescope.console.watch.health_files import health_file, remove_leftovers, write_report
 from moescope.console.watch.processes import birth_of
-from moescope.core.self_metrics import SELF_METRIC_BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +25,10 @@ if TYPE_CHECKING:
 SECONDS: Final = 2.0
 STALE_SECONDS: Final = 30.0
 """A report this old says that whoever wrote it hangs, or has no room on its disk."""
+_ROOM_METRICS: Final = {
+    "agent": "moescope_agent_free_bytes",
+    "store": "moescope_store_free_bytes",
+}
 
 
 class HealthWatcher:
@@ -53,7 +56,6 @@ class HealthWatcher:
         self._component = component
         self._status = status
         self._clock = clock
-        self._room_metric = f"moescope_{component}_free_bytes"
         self._identity = (socket.gethostname(), os.getpid(), birth_of(os.getpid()))
         # What only looks at reports does without this import.
         from importlib.metadata import version
@@ -99,8 +101,8 @@ class HealthWatcher:
             health = Health(HealthStatus.FAILING, f"its status cannot be told: {error!r}")
         self._latest = report = self._report(health)
         try:
-            if self._room_metric in SELF_METRIC_BY_NAME:
-                self._metrics.set(self._room_metric, shutil.disk_usage(self._directory).free)
+            if room_metric := _ROOM_METRICS.get(self._component):
+                self._metrics.set(room_metric, shutil.disk_usage(self._directory).free)
             write_report(self._directory, report)
         except OSError as error:
             # The old file goes stale, which is what its readers have to see.
