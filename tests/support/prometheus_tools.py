@@ -14,7 +14,7 @@ FETCHED = ROOT / ".tools" / "prometheus"
 PACKAGES = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}
 
 
-def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_tool(name: str, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a tool in the repository's root.
 
     Where there is none the test is skipped, or fails if services are required.
@@ -26,4 +26,11 @@ def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         if os.environ.get("MOESCOPE_REQUIRE_SERVICES") == "1":
             pytest.fail(what)
         pytest.skip(what)
-    return subprocess.run([path, *arguments], cwd=ROOT, check=False, capture_output=True, text=True)
+    return subprocess.run(
+        [path, *arguments],
+        cwd=ROOT,
+        check=False,
+        input=stdin,
+        capture_output=True,
+        text=True,
+    )

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from support.prometheus_tools import run_tool
 
-from moescope.core.self_metrics import SELF_METRIC_BY_NAME, MetricKind
+from moescope.console.watch.exposition import Exposition
+from moescope.core.self_metrics import SELF_METRIC_BY_NAME, MetricKind, SelfMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -108,6 +109,18 @@ def test_prometheus_accepts_the_rules_and_the_settings() -> None:
     ):
         checked = run_tool("promtool", *arguments)
         assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_prometheus_accepts_what_is_served() -> None:
+    """Promtool finds no fault with the format, the names and the help texts of all metrics."""
+    metrics = SelfMetrics()
+    for metric in SELF_METRIC_BY_NAME.values():
+        report = metrics.add if metric.kind is MetricKind.COUNTER else metrics.set
+        report(metric.name, 1.5, **dict.fromkeys(metric.labels, 'a "b"\n'))
+    body, _ = Exposition(metrics, "store").render("")
+    checked = run_tool("promtool", "check", "metrics", stdin=body.decode())
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout + checked.stderr == ""
 
 
 def test_rules_fire_when_they_should_and_only_then() -> None:
