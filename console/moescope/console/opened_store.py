@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Histograms,
         WindowGroup,
     )
+    from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
     from moescope.jobs.notifications import Receiver
 
@@ -45,6 +46,7 @@ class OpenedStore:
     """A store and what works on it.
 
     Attributes:
+        book: Its thresholds in force.
         finisher: Finishes windows, and judges them with the store's thresholds.
         runner: Runs its jobs.
     """
@@ -52,6 +54,7 @@ class OpenedStore:
     settings: Settings
     clock: Clock
     store: Store
+    book: ThresholdBook
     finisher: Finisher
     exporter: Exporter
     runner: JobRunner
@@ -76,7 +79,11 @@ def refuse_windows(group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
 
 @contextmanager
 def opened_store(
-    settings: Settings, *, closes_windows: bool, log: Callable[[str], None] = note
+    settings: Settings,
+    *,
+    closes_windows: bool,
+    log: Callable[[str], None] = note,
+    metrics: SelfMetrics | None = None,
 ) -> Iterator[OpenedStore]:
     """Open the store of the data directory as its owner.
 
@@ -84,6 +91,7 @@ def opened_store(
         settings: Name the data directory and everything else.
         closes_windows: Whether emissions will be applied; without that, opening is quicker.
         log: Told of what people should know.
+        metrics: Of this process.
 
     Raises:
         StoreInUseError: Another process owns it.
@@ -96,7 +104,7 @@ def opened_store(
     if closes_windows:
         from moescope.processors.finish import WindowFinisher
 
-        finisher, hook = WindowFinisher(book), _red_lines(settings, book, clock)
+        finisher, hook = WindowFinisher(book), _red_lines(settings, book, clock, metrics)
     with Store(
         store_file(directory),
         finisher,
@@ -105,6 +113,7 @@ def opened_store(
         clock=clock,
         book=book,
         hook=hook,
+        metrics=metrics,
     ) as store:
         exporter = Exporter(
             store,
@@ -117,13 +126,16 @@ def opened_store(
             settings=settings,
             clock=clock,
             store=store,
+            book=book,
             finisher=finisher,
             exporter=exporter,
             runner=JobRunner(declared_jobs(settings), context, log),
         )
 
 
-def _red_lines(settings: Settings, book: ThresholdBook, clock: Clock) -> CommitHook:
+def _red_lines(
+    settings: Settings, book: ThresholdBook, clock: Clock, metrics: SelfMetrics | None
+) -> CommitHook:
     from moescope.jobs.alerts import RedLines
     from moescope.jobs.notifications import receiver_names
 
@@ -132,7 +144,10 @@ def _red_lines(settings: Settings, book: ThresholdBook, clock: Clock) -> CommitH
         reached_us = facts.reached_us.get(LIVE_DOMAIN)
         if reached_us is None:
             reached_us = max(facts.reached_us.values(), default=None)
-        return reached_us is not None and reached_us < clock.now_us() - BACKLOG_US
+        is_behind = reached_us is not None and reached_us < clock.now_us() - BACKLOG_US
+        if metrics is not None:
+            metrics.set("moescope_store_catching_up", float(is_behind))
+        return is_behind
 
     return RedLines(
         book,

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from moescope.console.changes import Order
+from moescope.console.fleet_work import FleetWork, WithoutLive
 from moescope.console.opened_store import MINUTE_S, opened_store
 from moescope.console.output import note
 from moescope.console.places import log_root
@@ -46,7 +47,9 @@ class Owner:
         on_commit: Called after each commit.
         metrics: Told what it does.
         uses_kafka: Whether it is the owner of a fleet; others work without a broker, even where
-            the settings name one.
+            the settings name one. Live traffic then comes from there, and not from batch logs of
+            this machine, which an agent ships.
+        command_seconds: How long a command that has the store open for a moment is waited for.
     """
 
     def __init__(
@@ -56,8 +59,11 @@ class Owner:
         *,
         metrics: SelfMetrics | None = None,
         uses_kafka: bool = False,
+        command_seconds: float = COMMAND_SECONDS,
     ) -> None:
         self._settings = settings if uses_kafka else without_kafka(settings)
+        self._uses_kafka = uses_kafka
+        self._command_seconds = command_seconds
         self._on_commit = on_commit
         self._metrics = SelfMetrics() if metrics is None else metrics
         self._closing = ExitStack()
@@ -69,12 +75,14 @@ class Owner:
         settings, directory = self._settings, self._settings.data_directory
         directory.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opening:
-            self.parts = opening.enter_context(_opened_for_long(settings))
+            self.parts = opening.enter_context(
+                _opened_for_long(settings, self._metrics, self._command_seconds)
+            )
             self.exporter = self.parts.exporter
             self._receivers = self.parts.receivers()
             source = opening.enter_context(BatchLogSource(log_root(directory)))
             self.pipeline = Pipeline(
-                source,
+                WithoutLive(source) if self._uses_kafka else source,
                 self.parts.store,
                 self.parts.finisher,
                 WindowConfig.from_settings(settings),
@@ -107,6 +115,7 @@ class Owner:
         Raises:
             MoescopeError: What the pipeline, the store or the export raised.
         """
+        stop = stop or threading.Event()
         exporting = threading.Thread(target=self._export, name="moescope-export", daemon=True)
         self._stop_export.clear()
         exporting.start()
@@ -117,7 +126,12 @@ class Owner:
                 if not until_idle and self._settings["jobs.enabled"]:
                     beside.callback(_started_scheduler(self.parts))
                 beside.enter_context(self._commands())
+                fleet = FleetWork(self.parts, self._metrics) if self._uses_kafka else None
+                if fleet is not None and not until_idle:
+                    beside.enter_context(fleet.running(stop))
                 self.pipeline.run(until_idle=until_idle, stop=stop)
+                if fleet is not None and until_idle:
+                    fleet.drain(stop)
         finally:
             self._stop_export.set()
             exporting.join()
@@ -174,14 +188,18 @@ class Owner:
 
 
 @contextmanager
-def _opened_for_long(settings: Settings) -> Iterator[OpenedStore]:
+def _opened_for_long(
+    settings: Settings, metrics: SelfMetrics, command_seconds: float
+) -> Iterator[OpenedStore]:
     """Open the store; a command that has it open for a moment is waited for, an owner is not."""
     clock = SystemClock()
-    give_up = clock.monotonic() + COMMAND_SECONDS
+    give_up = clock.monotonic() + command_seconds
     with ExitStack() as opening:
         while True:
             try:
-                parts = opening.enter_context(opened_store(settings, closes_windows=True))
+                parts = opening.enter_context(
+                    opened_store(settings, closes_windows=True, metrics=metrics)
+                )
                 break
             except StoreInUseError:
                 is_owned = SpoolFolder(settings.data_directory).is_served()

@@ -89,9 +89,7 @@ def emission_records(emission: Emission, sender: str, number: int) -> list[Emiss
     """
     records: list[EmissionRecord] = []
     for progress in emission.progress:
-        records += _parts(
-            STATE, f"{STATE}/{progress.partition}", pack(progress, EMISSION_KINDS), sender, number
-        )
+        records += state_records(progress, sender, number)
     light = replace(
         emission,
         progress=tuple(replace(each, state=b"") for each in emission.progress),
@@ -100,6 +98,12 @@ def emission_records(emission: Emission, sender: str, number: int) -> list[Emiss
         claim=None,
     )
     return records + _parts(EMISSION, sender, pack(light, EMISSION_KINDS), sender, number)
+
+
+def state_records(progress: PartitionProgress, sender: str, number: int) -> list[EmissionRecord]:
+    """The records of one partition's state, in the order in which they have to be sent."""
+    data = pack(progress, EMISSION_KINDS)
+    return _parts(STATE, f"{STATE}/{progress.partition}", data, sender, number)
 
 
 def _parts(kind: str, key: str, data: bytes, sender: str, number: int) -> list[EmissionRecord]:

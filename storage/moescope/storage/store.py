@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from moescope.core.clock import Clock
     from moescope.core.emission import CommitHook, Emission, Finisher, PartitionProgress
+    from moescope.core.self_metrics import SelfMetrics
     from moescope.core.thresholds import ThresholdBook, ThresholdVersion
     from moescope.storage.shared import WindowShapes
 
@@ -69,6 +70,7 @@ class Store:
         book: Kept level with the stored thresholds: filled when the file is opened, and after
             each `change` of them. Whoever judges windows reads the same book.
         hook: Takes part in the transaction of each emission.
+        metrics: Told of each transaction.
 
     Raises:
         StoreInUseError: Another process owns the file.
@@ -86,6 +88,7 @@ class Store:
         clock: Clock | None = None,
         book: ThresholdBook | None = None,
         hook: CommitHook | None = None,
+        metrics: SelfMetrics | None = None,
     ) -> None:
         self._path = path
         self._finisher = finisher
@@ -94,6 +97,7 @@ class Store:
         self._clock = clock or SystemClock()
         self._book = book
         self._hook = hook
+        self._metrics = metrics
         self._versions: Mapping[str, ThresholdVersion] = {}
         # Reentrant, so that a change that asks for a cursor does not wait for itself.
         self._lock = threading.RLock()
@@ -128,6 +132,7 @@ class Store:
             FencedError: Another owner took over.
         """
         with self._lock:
+            began = self._clock.monotonic()
             connection = self._open()
             memory = self._memory or load_memory(connection, self._shapes)
             # Until the commit has succeeded, memory and file may disagree.
@@ -148,6 +153,7 @@ class Store:
                 self._forget()
                 raise
             self._memory = memory
+            self._measure(self._clock.monotonic() - began)
             if self._hook is not None:
                 self._hook.committed(facts)
 
@@ -269,6 +275,13 @@ class Store:
         self._memory = None
         if self._hook is not None:
             self._hook.reset()
+
+    def _measure(self, seconds: float) -> None:
+        if self._metrics is not None:
+            now = self._clock.now_us() / 1e6
+            self._metrics.add("moescope_store_commits_total")
+            self._metrics.add("moescope_store_commit_seconds_total", seconds)
+            self._metrics.set("moescope_store_last_commit_timestamp_seconds", now)
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).replace(tzinfo=None)

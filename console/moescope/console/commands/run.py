@@ -126,6 +126,9 @@ def store(
             help="First set the processors' offsets to what is stored; none may run.",
         ),
     ] = False,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="End when everything sent so far is stored.")
+    ] = False,
 ) -> None:
     """Own a fleet's store: windows, thresholds, alerts, jobs and export.
 
@@ -135,7 +138,7 @@ def store(
 
     Example: moescope run store --data moescope-data --standby
     """
-    from moescope.console.run_work import stop_on_signals
+    from moescope.console.stopping import stop_on_signals
     from moescope.console.store_work import run_store
 
     metrics = run_store(
@@ -143,6 +146,7 @@ def store(
         stop_on_signals(),
         standby=standby,
         reset_processors=reset_processors,
+        until_idle=until_idle,
     )
     commits = metrics.value("moescope_store_commits_total")
     note(f"stopped after {commits:,.0f} commits")

@@ -85,12 +85,14 @@ class DeltasReader:
 
         Args:
             stop: Ends it when it is set; what was put together is applied first.
-            until_idle: End when everything that is in the topic is applied.
+            until_idle: End when everything that is in the topic is applied; then a broker that
+                does not answer is an error.
 
         Raises:
             ProcessorsDivergedError: An emission repeats a part of what is stored.
             DeltasRewoundError: The topic was made anew.
             PlainVersionError: A processor is newer than this store.
+            DependencyUnreachableError: Nobody answers, and it is not waited for.
             MoescopeError: What the store raised.
         """
         try:
@@ -99,6 +101,8 @@ class DeltasReader:
                     if not self._step() and until_idle and self._is_applied():
                         return
                 except DependencyUnreachableError:
+                    if until_idle:
+                        raise
                     stop.wait(AWAY_SECONDS)
         finally:
             self._topic.close()

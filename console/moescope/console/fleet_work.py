@@ -1,0 +1,129 @@
+"""What the owner of a fleet's store does with Kafka, on threads beside everything else."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from moescope.console.output import note
+from moescope.console.stopping import beside
+from moescope.core.emission import LIVE_DOMAIN
+from moescope.processors.config import WindowConfig
+from moescope.processors.pipeline import Pipeline
+from moescope.processors.pipeline_metrics import PipelineMetrics
+from moescope.processors.sources.kafka import KafkaSource
+from moescope.storage.control_topic import ControlPublisher
+from moescope.storage.deltas import DeltasReader
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Collection, Iterator
+
+    from moescope.console.opened_store import OpenedStore
+    from moescope.core.self_metrics import SelfMetrics
+    from moescope.processors.sources.protocol import Poll, Source
+
+
+class FleetWork:
+    """Reads live traffic into the store, and tells processors which thresholds are in force.
+
+    Args:
+        parts: The open store.
+        metrics: Of this process.
+    """
+
+    def __init__(self, parts: OpenedStore, metrics: SelfMetrics) -> None:
+        self._parts = parts
+        self._metrics = metrics
+
+    @contextmanager
+    def running(self, stop: threading.Event) -> Iterator[None]:
+        """Work while the block runs.
+
+        Raises:
+            MoescopeError: What reading raised.
+        """
+        with (
+            beside(self._publisher().run, stop, "moescope-control"),
+            beside(self._read, stop, "moescope-kafka"),
+        ):
+            yield
+
+    def drain(self, stop: threading.Event) -> None:
+        """Publish what is in force, and read everything that is in the topic now.
+
+        Raises:
+            MoescopeError: No broker answers, or what reading raised.
+        """
+        self._publisher().publish()
+        self._read(stop, until_idle=True)
+
+    def _publisher(self) -> ControlPublisher:
+        parts = self._parts
+        return ControlPublisher(
+            parts.settings,
+            parts.store,
+            parts.book,
+            metrics=self._metrics,
+            clock=parts.clock,
+            log=note,
+        )
+
+    def _read(self, stop: threading.Event, *, until_idle: bool = False) -> None:
+        parts, settings = self._parts, self._parts.settings
+        if settings["store.source"] == "deltas":
+            reader = DeltasReader(settings, parts.store, self._metrics, parts.clock, note)
+            reader.run(stop, until_idle=until_idle)
+            return
+        with KafkaSource(
+            settings, self._metrics, parts.clock, log=note, patient=not until_idle
+        ) as source:
+            Pipeline(
+                source,
+                parts.store,
+                parts.finisher,
+                WindowConfig.from_settings(settings),
+                commit_interval=settings["processor.commit_interval"],
+                commit_records=settings["processor.commit_records"],
+                metrics=PipelineMetrics(self._metrics),
+            ).run(stop=stop, until_idle=until_idle)
+
+
+class WithoutLive:
+    """A source without the partitions of live traffic, which come another way.
+
+    Args:
+        source: All partitions.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def partitions(self) -> dict[str, str]:
+        """Name → watermark domain of the others."""
+        found = self._source.partitions()
+        return {name: domain for name, domain in found.items() if domain != LIVE_DOMAIN}
+
+    def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
+        """Read from an offset on."""
+        return self._source.poll(partition, offset, max_records, max_bytes)
+
+    def committed(self, partition: str, replay_from: int) -> None:
+        """Pass it on."""
+        self._source.committed(partition, replay_from)
+
+    def revoked(self) -> Collection[str]:
+        """Pass it on."""
+        return self._source.revoked()
+
+    def claim(self) -> object:
+        """Pass it on."""
+        return self._source.claim()
+
+    def unread(self, held: Collection[str]) -> frozenset[str]:
+        """Pass it on."""
+        return self._source.unread(held)
+
+    def settled(self) -> bool:
+        """Pass it on."""
+        return self._source.settled()

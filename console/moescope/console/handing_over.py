@@ -1,0 +1,142 @@
+"""Letting processors go on from what the store holds, whatever they did before."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+from moescope.core.emission import Emission
+from moescope.core.emission_records import state_records
+from moescope.core.errors import InputError
+from moescope.core.kafka import Topic, explain, open_admin, open_producer, topic_name
+from moescope.core.kafka.places import partition_name, partition_number
+from moescope.processors.group.offset_note import OffsetNote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moescope.core.emission import PartitionProgress
+    from moescope.core.settings import Settings
+    from moescope.storage.store import Store
+
+SENDER: Final = "store"
+
+
+class ProcessorsActiveError(InputError):
+    """Processors run, whose offsets cannot be set meanwhile."""
+
+
+def hand_over(settings: Settings, store: Store) -> int:
+    """Set the processors' group to the places and states of the store.
+
+    What they committed to the deltas topic before and the store has not applied is passed over:
+    they make it again from the routing topic.
+
+    Args:
+        settings: Name the brokers, topics and the group.
+        store: Open.
+
+    Returns:
+        How many partitions the store knows.
+
+    Raises:
+        ProcessorsActiveError: A processor runs.
+        DependencyUnreachableError: No broker answers, or a topic is missing.
+    """
+    from kafka.errors import KafkaError
+
+    routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
+    known = {
+        number: progress
+        for name, progress in store.load_progress().items()
+        if partition_name(routing, number := _number(name)) == name
+    }
+    try:
+        states = _send_states(settings, deltas, known)
+        end = _set_offsets(settings, routing, deltas, known, states)
+    except KafkaError as error:
+        raise explain(
+            error, f"handing over to the group {settings['kafka.group']}", settings
+        ) from error
+    store.apply(
+        Emission(
+            progress=(), read_to={partition_name(deltas, 0): min(states.values(), default=end)}
+        )
+    )
+    return len(known)
+
+
+def needs_hand_over(settings: Settings, store: Store) -> bool:
+    """Whether a store that read routing batches itself is about to read deltas."""
+    routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
+    has_live = any(partition_name(routing, _number(name)) == name for name in store.load_progress())
+    return has_live and partition_name(deltas, 0) not in store.read_to()
+
+
+def _number(name: str) -> int:
+    try:
+        return partition_number(name)
+    except ValueError:
+        return -1
+
+
+def _send_states(
+    settings: Settings, deltas: str, known: Mapping[int, PartitionProgress]
+) -> dict[int, int]:
+    """Number of a partition → offset of its state's first record."""
+    found: dict[int, int] = {}
+    seconds = settings["kafka.delivery_timeout"]
+    producer: Any = open_producer(settings)
+    try:
+        for number, progress in sorted(known.items()):
+            sent = [
+                producer.send(deltas, key=each.key, value=each.value, headers=list(each.headers))
+                for each in state_records(progress, SENDER, number)
+            ]
+            offsets = [each.get(timeout=seconds).offset for each in sent]
+            found[number] = offsets[0]
+    finally:
+        producer.close(timeout=seconds)
+    return found
+
+
+def _set_offsets(
+    settings: Settings,
+    routing: str,
+    deltas: str,
+    known: Mapping[int, PartitionProgress],
+    states: Mapping[int, int],
+) -> int:
+    """Commit the group's offsets, and delete those the store knows nothing of.
+
+    Returns:
+        Where the deltas topic ends.
+    """
+    from kafka import TopicPartition
+    from kafka.structs import OffsetAndMetadata
+
+    group = settings["kafka.group"]
+    offsets = {
+        TopicPartition(routing, number): OffsetAndMetadata(
+            progress.replay_from,
+            OffsetNote(progress.emitted_to, states[number], progress.watermark_us).text(),
+            -1,
+        )
+        for number, progress in known.items()
+    }
+    with closing(open_admin(settings)) as admin:
+        committed = admin.list_group_offsets([group]).get(group, {})
+        ends = admin.list_partition_offsets({TopicPartition(deltas, 0): -1})
+        stale = [place for place in committed if place.topic == routing and place not in offsets]
+        results = dict(admin.alter_group_offsets(group, offsets))
+        if stale:
+            results |= admin.delete_group_offsets(group, stale)
+    refused = sorted({each.__name__ for each in results.values() if each.__name__ != "NoError"})
+    if refused:
+        raise ProcessorsActiveError(
+            f"The offsets of the group {group} cannot be set.",
+            why=f"The broker says {', '.join(refused)}: a processor is running, or was until "
+            "its session times out.",
+            next_step="Stop all processors, wait for kafka.session_timeout, and try again.",
+        )
+    return int(next(iter(ends.values())).offset)
