@@ -16,8 +16,10 @@ def stop_on_signals() -> threading.Event:
     stop = threading.Event()
 
     def ask_to_stop(number: int, frame: Any) -> None:  # noqa: ANN401, ARG001 (signal's signature)
-        stop.set()
         signal.signal(number, signal.SIG_DFL)
+        # The main thread may be inside of `stop.wait()` and hold the event's lock: setting it
+        # here would wait for oneself.
+        threading.Thread(target=stop.set, name="moescope-stop", daemon=True).start()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask_to_stop)
