@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -15,32 +14,17 @@ from benchmarks.baselines import duckdb_with_threads, polars_with_threads
 from benchmarks.figures import Baseline, Figure, Profile, Result
 from benchmarks.harness import Scale, Side, main, rates
 from benchmarks.logs import Log, payloads, write_simulation, write_stream
+from benchmarks.rolling import EVERY, FEW, LogRolling, watch_pipeline
 from benchmarks.stages import StageClock
 from benchmarks.streams import WINDOW, dense_stream
 from moescope.core.wire import decode_batch
-from moescope.processors import engine as engine_module
-from moescope.processors import lane as lane_module
-from moescope.processors import partition as partition_module
-from moescope.processors import pipeline as pipeline_module
-from moescope.processors.config import WindowConfig
-from moescope.processors.finish import WindowFinisher
-from moescope.processors.lane import Lane
-from moescope.processors.lane_output import LaneOutput
-from moescope.processors.pipeline import Pipeline
-from moescope.processors.request_slots import RequestSlots
 from moescope.processors.sources.batch_log import BatchLogSource
-from moescope.storage import commit as commit_module
-from moescope.storage.shared import SharedWindows, TrailingReferences, WindowShapes
-from moescope.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SLICE = 8
 """Batches whose assignments the baselines group: all of them would not fit into memory."""
-
-FEW = WindowConfig(token=((WINDOW, WINDOW),), task=False, step=())
-EVERY = WindowConfig()
 
 TEXT = f"""
 From the first record of a sealed batch log to the last commit in a new DuckDB file: reading,
@@ -58,48 +42,6 @@ expert, and keep both results: counts only, in one go over a closed file, on all
 """
 
 
-def shapes(config: WindowConfig) -> WindowShapes:
-    """The shared windows of a configuration."""
-    return WindowShapes(time=config.time, step=config.step)
-
-
-class _Run:
-    """Processes a log into a new store."""
-
-    def __init__(self, log: Log, config: WindowConfig, folder: Path) -> None:
-        self._log = log
-        self._config = config
-        self._folder = folder
-
-    def prepare(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir()
-        for cursor in self._log.root.glob("**/*.cursor"):
-            cursor.unlink()
-
-    def run(self) -> None:
-        finisher = WindowFinisher()
-        with (
-            Store(self._folder / "moescope.duckdb", finisher, shapes(self._config)) as store,
-            BatchLogSource(self._log.root) as source,
-        ):
-            Pipeline(source, store, finisher, self._config).run(until_idle=True)
-
-    def counted(self) -> tuple[int, int]:
-        """Tokens of the committed time windows of 1 s at the first layer, and all rows."""
-        with Store(
-            self._folder / "moescope.duckdb", WindowFinisher(), shapes(self._config)
-        ) as store:
-            cursor = store.cursor()
-            row = cursor.execute(
-                "SELECT sum(tokens) FILTER (window_kind = 'time' AND size = 1000000"
-                " AND scope_kind = 'all' AND layer = 0), count(*) FROM windows"
-            ).fetchone()
-            cursor.close()
-        assert row is not None  # noqa: S101 (an aggregate gives a row)
-        return int(row[0] or 0), int(row[1])
-
-
 def measure(scale: Scale) -> Result:
     """Measure the topic."""
     with tempfile.TemporaryDirectory() as folder:
@@ -114,10 +56,10 @@ def _measure(scale: Scale, folder: Path) -> Result:
         folder / "fleet", "healthy", seconds=scale.pick(180, 20), nodes=scale.pick(4, 1)
     )
     runs = {
-        "dense few": _Run(dense, FEW, folder / "store-1"),
-        "dense every": _Run(dense, EVERY, folder / "store-2"),
-        "fleet few": _Run(fleet, FEW, folder / "store-3"),
-        "fleet every": _Run(fleet, EVERY, folder / "store-4"),
+        "dense few": LogRolling(dense, FEW, folder / "store-1"),
+        "dense every": LogRolling(dense, EVERY, folder / "store-2"),
+        "fleet few": LogRolling(fleet, FEW, folder / "store-3"),
+        "fleet every": LogRolling(fleet, EVERY, folder / "store-4"),
     }
     assignments = {"dense": dense.assignments, "fleet": fleet.assignments}
     _check(runs["dense few"], dense)
@@ -182,7 +124,7 @@ def _measure(scale: Scale, folder: Path) -> Result:
     )
 
 
-def _check(run: _Run, log: Log) -> None:
+def _check(run: LogRolling, log: Log) -> None:
     run.prepare()
     run.run()
     tokens, _ = run.counted()
@@ -253,46 +195,12 @@ def _with_polars(path: Path, threads: int) -> Callable[[], object]:
     return run
 
 
-def _profile(title: str, run: _Run) -> Profile:
+def _profile(title: str, run: LogRolling) -> Profile:
     run.prepare()
     began = time.perf_counter()
     with StageClock() as clock:
-        reading, writing = "read: ", "commit: "
-        clock.watch(reading + "batch log", BatchLogSource, "poll")
-        clock.watch(reading + "decode records", partition_module, "decode_batch")
-        clock.watch(reading + "gates and accounting", partition_module.Partition, "process")
-        clock.watch(reading + "roll-up in Python", Lane, "roll_up")
-        clock.watch(reading + "find slots", RequestSlots, "claim")
-        clock.watch(reading + "identical rows", lane_module, "mark_identical")
-        clock.watch(reading + "plan", lane_module, "plan")
-        clock.watch(reading + "count", lane_module, "count_rows")
-        clock.watch(reading + "apply", lane_module, "apply_ops")
-        clock.watch(reading + "closed windows", LaneOutput, "add_closed")
-        clock.watch(reading + "task pieces", LaneOutput, "add_pieces")
-        clock.watch(reading + "cells to panes", LaneOutput, "add_cells")
-        clock.watch(reading + "close by watermark", Lane, "advance")
-        clock.watch(reading + "hand out and save state", engine_module.Engine, "take")
-        clock.watch(reading + "wait for the commit before", pipeline_module.Pipeline, "_hand_over")
-        clock.watch(writing + "metrics and histograms", WindowFinisher, "__call__")
-        clock.watch(writing + "begin, commit, owner's signature", Store, "apply")
-        clock.watch(writing + "everything else in Python", commit_module.Commit, "write")
-        clock.watch(writing + "sum panes of closed windows", commit_module.Commit, "_sums")
-        for name in ("accept", "due", "late", "keep_until"):
-            clock.watch(writing + "which shared windows are due", SharedWindows, name)
-        for name in ("add", "advance"):
-            clock.watch(writing + "trailing references", TrailingReferences, name)
-        for stage, name in (
-            ("window rows to Arrow", "window_rows"),
-            ("insert rows", "insert"),
-            ("histograms", "merge_histograms"),
-            ("insert deltas", "insert_deltas"),
-            ("read panes back", "read_sums"),
-            ("which rows are new", "kept_windows"),
-            ("progress", "write_progress"),
-            ("batch accounts", "insert_batches"),
-            ("late windows", "reopen_windows"),
-        ):
-            clock.watch(writing + stage, commit_module, name)
+        clock.watch("read: batch log", BatchLogSource, "poll")
+        watch_pipeline(clock)
         run.run()
         stages = clock.stages()
     elapsed = time.perf_counter() - began

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.streams import SECOND_US
@@ -61,6 +61,21 @@ def write_simulation(root: Path, scenario: str, *, seconds: int, nodes: int) -> 
         wire_bytes=totals.wire_bytes,
         node_seconds=seconds * nodes,
     )
+
+
+def left_open(log: Log, root: Path) -> Log:
+    """The same records in live partitions that are not sealed, as an agent has them."""
+    for name in partition_names(log.root):
+        with (
+            BatchLogReader(log.root, name) as reader,
+            BatchLogWriter(root, name, settings=WriterSettings(durability="none")) as writer,
+        ):
+            offset = reader.first_offset()
+            while (result := reader.read(offset)).records:
+                for record in result.records:
+                    writer.append(record.payload, append_time_us=record.append_time_us)
+                offset = result.next_offset
+    return replace(log, root=root)
 
 
 def payloads(root: Path) -> Iterator[bytes]:
