@@ -33,7 +33,7 @@ NOT_A_RESULT = {"row_version", "commit_id"}
 
 COMPARED = (
     "windows", "metric_histograms", "reference_distributions", "lanes", "batches",
-    "dead_letters", "producers",
+    "dead_letters", "dead_letter_counts", "producers",
 )  # fmt: skip
 
 WINDOW_COLUMNS = (
