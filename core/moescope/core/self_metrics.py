@@ -81,6 +81,7 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _counter("store_refused_emissions", "Emissions that repeat what is stored, left out."),
     _counter("store_gap_emissions", "Records of the deltas topic gone before they were read."),
     _gauge("store_lag_records", "Records of the deltas topic not applied yet."),
+    _gauge("store_next_offset", "First record whose output is not stored yet.", "partition"),
     _gauge("store_watermark_timestamp_seconds", "Event time up to which windows closed.", "domain"),
     _gauge("store_last_commit_timestamp_seconds", "When the store last committed."),
     _gauge("store_dead_letters", "Records that could not be used, as counted there.", "reason"),

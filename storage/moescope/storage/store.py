@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import duckdb
 
 from moescope.core.clock import SystemClock
+from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import InternalError
 from moescope.storage.commit import Commit
 from moescope.storage.control import insert_rows, next_number
@@ -26,7 +27,7 @@ from moescope.storage.threshold_rows import read_book
 from moescope.storage.transaction import transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from moescope.core.clock import Clock
@@ -115,7 +116,9 @@ class Store:
     def load_progress(self) -> dict[str, PartitionProgress]:
         """Progress of every partition as of the last commit."""
         with self._lock:
-            return read_progress(self._open())
+            progress = read_progress(self._open())
+        self._tell_places(progress.values())
+        return progress
 
     def read_to(self) -> dict[str, int]:
         """Partition of the deltas topic → offset of the first record that is not applied."""
@@ -154,6 +157,7 @@ class Store:
                 raise
             self._memory = memory
             self._measure(self._clock.monotonic() - began)
+            self._tell_places(emission.progress)
             if self._hook is not None:
                 self._hook.committed(facts)
 
@@ -282,6 +286,16 @@ class Store:
             self._metrics.add("moescope_store_commits_total")
             self._metrics.add("moescope_store_commit_seconds_total", seconds)
             self._metrics.set("moescope_store_last_commit_timestamp_seconds", now)
+
+    def _tell_places(self, progress: Iterable[PartitionProgress]) -> None:
+        if self._metrics is None:
+            return
+        for each in progress:
+            # Imports come and go without a bound.
+            if each.domain == LIVE_DOMAIN:
+                self._metrics.set(
+                    "moescope_store_next_offset", each.emitted_to, partition=each.partition
+                )
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).replace(tzinfo=None)
