@@ -156,10 +156,10 @@ def test_a_record_over_the_limit_is_kept_beside_the_log(
 ) -> None:
     """One batch that no broker takes neither stops the others nor is lost."""
     settings = shipping_settings(kafka_broker.bootstrap, topic_prefix)
-    make_topic(settings, **{"max.message.bytes": "10000"})
+    make_topic(settings, **{"max.message.bytes": "100000"})
     with BatchLogWriter(tmp_path, "node-a") as writer:
         for number in range(30):
-            writer.append(payload_of("node-a", number, 20_000 if number in {3, 17} else 3_000))
+            writer.append(payload_of("node-a", number, 200_000 if number in {3, 17} else 3_000))
     totals = drain(settings, tmp_path).totals
     assert (totals.shipped_batches, totals.undeliverable_batches) == (28, 2)
     logged = logged_payloads(tmp_path, "node-a")
@@ -169,7 +169,7 @@ def test_a_record_over_the_limit_is_kept_beside_the_log(
     kept = sorted(folder.glob("*.batch"))
     assert [path.read_bytes() for path in kept] == [logged[3], logged[17]]
     described = json.loads(kept[0].with_suffix(".json").read_text())
-    assert (described["node"], described["offset"], described["bytes"]) == ("node-a", 3, 20_000)
+    assert (described["node"], described["offset"], described["bytes"]) == ("node-a", 3, 200_000)
     assert cursor_offsets(tmp_path / "node-a") == {"kafka": 30}
 
 

@@ -17,8 +17,8 @@ class FirstConnections:
     checked counts as a refusal, unless a later connection fails otherwise.
 
     Attributes:
-        failure: Of the latest connection that failed, or that was surely refused where any was;
-            None when none failed.
+        failure: Of the latest connection that failed otherwise than by a time-out, or that was
+            surely refused where any was; None when none failed.
     """
 
     def __init__(self) -> None:
@@ -65,13 +65,18 @@ class FirstConnections:
     def _failed(self, error: BaseException, *, is_checked: bool) -> None:
         from kafka.errors import (  # noqa: PLC0415
             KafkaConnectionError,
+            KafkaTimeoutError,
+            RequestTimedOutError,
             SaslAuthenticationFailedError,
         )
+
+        # The last attempt is cut short where the client's own time ends: that says nothing.
+        says_little = isinstance(error, KafkaTimeoutError | RequestTimedOutError)
 
         if is_refusal(error):
             self._was_refused = True
             self.failure = error
-        elif not self._was_refused:
+        elif not self._was_refused and not (says_little and self.failure is not None):
             self.failure = error
             if is_checked and isinstance(error, KafkaConnectionError):
                 self.failure = SaslAuthenticationFailedError(

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 METADATA_SECONDS: Final = 1.0
 """The longest that asking for the topic's partitions, or a `send`, may block."""
-BATCH_BYTES: Final = 1
-"""Each record travels alone: where several did and one was too large, the broker refuses all."""
+BATCH_BYTES: Final = 16 << 10
+"""Small records that wait together travel together, up to so many bytes. Far below any broker's
+limit: it refuses all of what travels together, and a large record has to travel alone."""
 CLOSE_SECONDS: Final = 2.0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from moescope.core.batchlog import BatchLogReader, Cursor
 from moescope.producers.shipping.sharing import NodeLoad
+from moescope.producers.shipping.waiting import QueueLimit
 from moescope.producers.shipping.window import SendWindow
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class NodeFeed:
         node: As given.
         window: What is on its way.
         back_off: As given.
+        queue_limit: How many records may be on their way.
         held_until: Monotonic time before which nothing is sent.
         unreadable: Records that were lost to damage of the log.
         skipped: Records that the byte cap removed before they were sent.
@@ -48,6 +50,7 @@ class NodeFeed:
         self.node = node
         self.window = SendWindow()
         self.back_off = back_off
+        self.queue_limit = QueueLimit()
         self.held_until = 0.0
         self.unreadable = 0
         self.skipped = 0

@@ -9,7 +9,6 @@ from moescope.core.batchlog import (
     LIVE_DOMAIN,
     BatchLogError,
     BatchLogReader,
-    PartitionNotFoundError,
     partition_names,
 )
 from moescope.producers.shipping.feed import NodeFeed
@@ -69,13 +68,13 @@ class NodeFeeds:
         self._has_looked = True
         for feed in list(self._feeds.values()):
             try:
-                if feed.is_over():
+                if feed.node not in names:
+                    _log.warning("Node %s: its batch log is gone.", feed.node)
+                    self._end(feed)
+                elif feed.is_over():
                     self.save(feed)
                     self._end(feed)
                     self._left_alone.add(feed.node)
-            except PartitionNotFoundError:
-                _log.warning("Node %s: its batch log is gone.", feed.node)
-                self._end(feed)
             except BatchLogError as error:
                 self.complain(feed.node, error)
 

@@ -220,7 +220,11 @@ class Shipper:
         )
         left, most = share.bytes, share.first_bytes
         has_sent = False
-        while record is not None and len(record.payload) <= most:
+        while (
+            record is not None
+            and len(record.payload) <= most
+            and len(feed.window) < feed.queue_limit.records
+        ):
             if not self._are_any_on_their_way():
                 self._heard_at = now
             feed.sent(now)
@@ -287,6 +291,7 @@ class Shipper:
         self._heard_at = now
         if sent is not None:
             self._patience.answered(now - sent.at)
+            feed.queue_limit.answered(now - sent.at)
         self._back_off.reset()
         feed.back_off.reset()
         self._standing.delivered(now)

@@ -9,6 +9,11 @@ if TYPE_CHECKING:
 
 _DOUBLINGS: Final = 16
 _TIMES_THE_LAST_ANSWER: Final = 4.0
+_FIRST_LIMIT: Final = 16
+_LOWEST_LIMIT: Final = 2
+_HIGHEST_LIMIT: Final = 1_024
+_SOON_SECONDS: Final = 0.5
+_LATE_SECONDS: Final = 1.5
 
 
 class BackOff:
@@ -67,3 +72,21 @@ class Patience:
     def exceeded(self) -> None:
         """There was no answer in time."""
         self.seconds = min(self._most, 2 * self.seconds)
+
+
+class QueueLimit:
+    """How many records of a node may wait inside the client, so that none waits there for long.
+
+    The client sends a partition's requests one after the other, and gives a record up that has
+    waited for too long, also behind others. So the limit follows how long records take.
+    """
+
+    def __init__(self) -> None:
+        self.records = _FIRST_LIMIT
+
+    def answered(self, after: float) -> None:
+        """A record was acknowledged after that many seconds."""
+        if after < _SOON_SECONDS:
+            self.records = min(_HIGHEST_LIMIT, self.records + 1)
+        elif after > _LATE_SECONDS:
+            self.records = max(_LOWEST_LIMIT, self.records // 2)
