@@ -17,14 +17,16 @@ import typer
 from typer.testing import CliRunner
 
 from moescope.console.app import app
+from moescope.core.kafka.broker_settings import BROKER_SETTINGS, SINGLE_NODE_SETTINGS
+from moescope.core.kafka.topics import PURPOSES, declared_topics
 from moescope.core.metrics import METRICS
 from moescope.core.patterns import PATTERNS
 from moescope.core.self_metrics import SELF_METRICS
-from moescope.core.settings import SETTINGS
+from moescope.core.settings import SETTINGS, load_settings
 from moescope.core.tables import TABLES, VIEWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docs" / "reference"
@@ -236,7 +238,10 @@ def errors_page() -> str:
     ]
     exit_codes = (
         ("0", "fine"),
-        ("1", "the answer is no: `doctor` found something that is broken"),
+        (
+            "1",
+            "the answer is no: `doctor` found something broken, or `topics-check` a difference",
+        ),
         ("2", "wrong use or bad input"),
         ("3", "something that moescope depends on is unreachable: a lock, a file, a disk"),
         ("4", "insufficient data"),
@@ -282,6 +287,48 @@ def self_metrics_page() -> str:
     return document(*parts)
 
 
+def topics_page() -> str:
+    """The topics by default settings, and what is asked of a broker."""
+    topics = declared_topics(load_settings(environment={}))
+    rows = [
+        (
+            f"`{spec.name}`",
+            str(spec.partitions),
+            PURPOSES[spec.topic],
+            ", ".join(f"`{name}={value}`" for name, value in sorted(spec.configs.items())),
+        )
+        for spec in topics
+    ]
+    return document(
+        "# Topics and broker settings",
+        "`moescope kafka topics-apply` makes the topics, `topics-check` compares them. Names begin "
+        "with the setting `kafka.topic_prefix`; the table shows the defaults. Further "
+        "[settings](settings.md): `kafka.partitions`, `kafka.replication`, "
+        "`kafka.routing_retention`, `kafka.dlq_retention` and `kafka.alerts_retention`. "
+        "Configurations that are not named here are free.",
+        table(("topic", "partitions", "holds", "configuration"), rows),
+        "The number of partitions of the routing topic is the most processors that can share the "
+        "load. It is never changed: a node's batches would move to another partition in the "
+        "middle of its requests. Another number needs another prefix.",
+        "## Settings of any broker",
+        "`moescope doctor` warns where a broker's limits are tighter. The time-outs of the "
+        "settings `kafka.session_timeout` and `kafka.transaction_timeout` have to lie inside of "
+        "`group.min.session.timeout.ms`, `group.max.session.timeout.ms` and "
+        "`transaction.max.timeout.ms`.",
+        _properties(BROKER_SETTINGS),
+        "## Further settings of a single node",
+        "What a broker without peers needs on top: docker compose, `make kafka` and the tests.",
+        _properties(SINGLE_NODE_SETTINGS),
+        "With more than one broker, give topics three replicas (`kafka.replication = 3`, or the "
+        "broker's `default.replication.factor`) and `min.insync.replicas=2`.",
+    )
+
+
+def _properties(values: Mapping[str, str]) -> str:
+    lines = (f"{name}={value}" for name, value in values.items())
+    return "\n".join(["```properties", *lines, "```"])
+
+
 def command_paths(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:  # noqa: ANN401 (typer's own classes have no public name)
     """The words of each command, groups left out."""
     for name, command in sorted(group.commands.items()):
@@ -310,6 +357,7 @@ def commands_page() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
+    "topics.md": topics_page,
     "self-metrics.md": self_metrics_page,
     "metrics.md": metrics_page,
     "patterns.md": patterns_page,

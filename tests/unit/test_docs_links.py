@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from moescope.core.kafka import Topic
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -19,7 +21,9 @@ DOTTED = re.compile(r"`(moescope(?:\.\w+)+)`")
 REPOSITORY_FILE = re.compile(
     r"`((?:core|producers|processors|storage|jobs|console|tests|docs|scripts|benchmarks)/[\w./-]+)`"
 )
-NAMES_THAT_ARE_NO_MODULES = frozenset({"moescope.duckdb", "moescope.toml"})
+NAMES_THAT_ARE_NO_MODULES = frozenset(
+    {"moescope.duckdb", "moescope.toml", *(f"moescope.{topic.value}" for topic in Topic)}
+)
 """File names that look like modules."""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from moescope.core import errors
+from moescope.core.kafka import declared_topics
+from moescope.core.kafka.broker_settings import BROKER_SETTINGS
 from moescope.core.metrics import METRICS
-from moescope.core.settings import SETTINGS
+from moescope.core.settings import SETTINGS, load_settings
 from moescope.core.tables import TABLES, VIEWS
 
 if TYPE_CHECKING:
@@ -86,6 +88,15 @@ def test_every_declaration_has_a_row(pages: Path) -> None:
     assert [name for name in names if f"### `{name}`\n" not in relations] == []
     commands = (pages / "commands.md").read_text()
     assert "## `moescope demo`\n\n```text\nUsage: moescope demo [OPTIONS]" in commands
+
+
+def test_topics_page_holds_what_a_broker_is_asked_for(pages: Path) -> None:
+    """Whoever sets a broker up by hand finds every topic and every setting."""
+    page = (pages / "topics.md").read_text()
+    topics = declared_topics(load_settings(environment={}))
+    assert [s.name for s in topics if f"| `{s.name}` | {s.partitions} |" not in page] == []
+    lines = [f"{name}={value}" for name, value in BROKER_SETTINGS.items()]
+    assert [line for line in lines if f"\n{line}\n" not in page] == []
 
 
 def test_errors_are_those_that_python_sees(pages: Path) -> None:

@@ -82,5 +82,5 @@ def _warning(
         CHECK,
         Outcome.WARNING,
         f"{name}: {setting} is {broker[setting]}, should be {wanted}: {consequence}",
-        "Change it in the broker's server.properties; docs/reference/topics.md lists all.",
+        "Change it in the settings of the broker; the reference page on topics lists all.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.wire.limits import DEFAULT_LIMITS
@@ -32,6 +33,19 @@ class Topic(StrEnum):
     """Thresholds in force, from the store owner to processors; the newest of each key is kept."""
     ALERTS = "alerts"
     """What fired, for whoever subscribes."""
+
+
+PURPOSES: Final[Mapping[Topic, str]] = MappingProxyType(
+    {
+        Topic.ROUTING: "Routing batches from agents, keyed by node",
+        Topic.DELTAS: "Emissions of processors, in transactions, for the store's owner",
+        Topic.DLQ: "Records that could not be used, keyed by the place they came from, and what "
+        "became of their replay",
+        Topic.CONTROL: "Thresholds in force, for processors; the newest of each key",
+        Topic.ALERTS: "Notifications, keyed by alert",
+    }
+)
+"""What each topic holds, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
