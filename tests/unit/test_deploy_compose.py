@@ -15,6 +15,7 @@ from compose_spec import PyCompose
 from support.command_line import environment
 from support.deployment import (
     ANY_VARIABLE,
+    SETTING_VARIABLES,
     VARIABLE,
     interpolated,
     parse_command,
@@ -295,3 +296,11 @@ def test_prometheus_scrapes_the_services_at_their_port() -> None:
         mounts = dict(volume.split(":")[:2] for volume in service(name)["volumes"])
         folder = mounts[f"./deploy/{name}"]
         assert f"--config.file={folder}/{setting}" in service(name)["command"]
+
+
+def test_variables_that_the_page_names_exist() -> None:
+    """Whoever follows the page types these."""
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\bMOESCOPE_[A-Z_]+[A-Z]", page))
+    assert named
+    assert named <= SETTING_VARIABLES

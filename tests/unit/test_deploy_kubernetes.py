@@ -141,6 +141,7 @@ def test_pods_may_do_little() -> None:
     """What the namespace's level `restricted` asks for, and no token for the cluster's API."""
     for _, pod in pods():
         assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
         security = pod["securityContext"]
         assert security["runAsNonRoot"]
         assert security["runAsUser"] == security["fsGroup"] == 10001
