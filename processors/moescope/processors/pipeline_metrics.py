@@ -43,6 +43,10 @@ class PipelineMetrics:
         )
         for count in emission.dead_letter_counts:
             metrics.add("moescope_processor_dead_letters_total", count.records, reason=count.reason)
+            if count.reason == "log_gap":
+                metrics.add(
+                    "moescope_processor_gap_records_total", count.records, partition=count.partition
+                )
         for progress in emission.progress:
             if progress.watermark_us not in {NO_TIME, END_OF_TIME}:
                 metrics.set(

@@ -73,6 +73,8 @@ class GroupSource:
         self._consumer: Any = None
         self._rebalances: Rebalances | None = None
         self._resumed: dict[int, Resumed] = {}
+        self._membership: Any = None
+        self._member = ""
         self._open_at = self._load_at = float("-inf")
 
     def partitions(self) -> dict[str, str]:
@@ -113,13 +115,22 @@ class GroupSource:
                 self._reader.take_away(change.numbers)
                 for number in change.numbers:
                     self._resumed.pop(number, None)
+        gone |= self._revoked_unsaid()
         if changes:
             self._metrics.set("moescope_processor_assigned_partitions", len(self._reader.numbers))
         return [partition_name(self._topic, number) for number in gone]
 
     def claim(self) -> object:
-        """Our membership, as the group knows it now."""
-        return None if self._consumer is None else self._consumer.group_metadata()
+        """Our membership, as of the last rebalance whose changes we have noted.
+
+        While one is under way the client may know the next generation before it says what that
+        takes from us: a claim to it would be accepted with partitions that are no longer ours.
+        """
+        if self._consumer is not None:
+            now = self._consumer.group_metadata()
+            if now.state == MemberState.STABLE:
+                self._membership = now
+        return self._membership
 
     def unread(self, held: Collection[str]) -> frozenset[str]:  # noqa: ARG002 (the protocol's)
         """None: the store owner asks for the partitions' ends itself."""
@@ -150,6 +161,25 @@ class GroupSource:
         if self._consumer is not None:
             end_consumer(self._consumer)
             self._consumer = None
+
+    def _revoked_unsaid(self) -> set[int]:
+        """Partitions of a membership that ended without the client saying so.
+
+        When the group answers a member that wants to join again that it does not know it, the
+        client joins as a new one, and takes for kept what it is given again.
+        """
+        self.claim()
+        member = "" if self._membership is None else self._membership.member_id
+        if member == self._member:
+            return set()
+        ended, self._member = bool(self._member), member
+        if not ended:
+            return set()
+        lost = set(self._reader.numbers)
+        self._reader.take_away(lost)
+        self._reader.give(place.partition for place in self._consumer.assignment())
+        self._resumed.clear()
+        return lost
 
     def _open(self) -> bool:
         now = self._clock.monotonic()

@@ -71,18 +71,16 @@ class ReadAhead:
         if not self._items:
             self.handed_to = self.fetched_to
 
-    def miss(self, end: int, reason: str) -> int:
-        """Note that everything before `end` is gone; gives how many records that are.
+    def miss(self, end: int, reason: str) -> None:
+        """Note that everything before `end` is gone.
 
         At the beginning of a partition that was never read nothing is missed.
         """
-        missed = end - self.fetched_to
         if self.fetched_to == 0 and not self._items:
-            self.restart(end)
-            return 0
+            self.fetched_to = end
+            return
         self._items.append(SourceGap(self.fetched_to, end, reason))
         self.fetched_to = end
-        return missed
 
     def take(self, max_records: int, max_bytes: int) -> Poll:
         """Hand out the next records, at least one if there is any."""

@@ -248,13 +248,7 @@ class TopicReader:
                     self._name(place.partition), f"It ends at record {end}, but {offset} were read."
                 )
             if offset < begin:
-                missed = ahead.miss(begin, "removed by the topic's retention")
-                if missed:
-                    self._metrics.add(
-                        "moescope_processor_gap_records_total",
-                        missed,
-                        partition=self._name(place.partition),
-                    )
+                ahead.miss(begin, "removed by the topic's retention")
                 self._consumer.seek(place, begin)
 
     def _pass_marks(self, place: Any, ahead: ReadAhead) -> None:  # noqa: ANN401 (untyped library)
