@@ -17,7 +17,12 @@ from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 from kafka.errors import KafkaError
 from support import broker_choice
 from support.kafka_broker import KafkaBroker, answers
+from support.kafka_settings import kafka_settings
 
+from moescope.console.findings import Outcome
+from moescope.console.kafka.broker_checks import check_broker
+from moescope.console.kafka.topic_work import check_topics
+from moescope.core.kafka import BrokerRefusedError
 from moescope.core.kafka.broker_settings import BROKER_SETTINGS, SINGLE_NODE_SETTINGS
 
 if TYPE_CHECKING:
@@ -174,6 +179,32 @@ def test_sasl_listener_lets_in_who_knows_the_password(
     right = {**sasl, "sasl_plain_password": "right"}
     _produce(guarded_broker.sasl_bootstrap, topic, [b"hello"], **right)
     assert _consume(guarded_broker.sasl_bootstrap, topic, 1, **right) == [b"hello"]
+
+
+def test_doctor_tells_a_wrong_password_from_an_absent_broker(
+    guarded_broker: KafkaBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Who is refused is told so, exit code 3; with the right password all is well."""
+    assert guarded_broker.sasl_bootstrap is not None
+    password = tmp_path / "password"
+    settings = kafka_settings(
+        guarded_broker.sasl_bootstrap,
+        topic_prefix,
+        kafka__security_protocol="SASL_PLAINTEXT",
+        kafka__sasl_mechanism="SCRAM-SHA-512",
+        kafka__sasl_username="agent",
+        kafka__sasl_password_file=str(password),
+        kafka__connect_timeout=3,
+    )
+    password.write_text("wrong")
+    with pytest.raises(BrokerRefusedError) as refused:
+        list(check_broker(settings))
+    assert refused.value.exit_code == 3
+    assert "user" in refused.value.next_step
+    password.write_text("right\n")
+    findings = list(check_broker(settings))
+    assert findings[0].outcome is Outcome.OK
+    assert {each.what for each in check_topics(settings).differences} == {"topic"}
 
 
 def test_tls_listener_asks_for_a_certificate(

@@ -172,7 +172,7 @@ def _store(settings: Settings) -> Iterator[Finding]:
 
 
 _LEFT_OUT_SQL = {
-    "dead letters": "SELECT count(*) FROM dead_letters",
+    "records that could not be used": "SELECT sum(records) FROM dead_letter_counts",
     "suspicious (row, layer) pairs": "SELECT sum(suspicious_pairs) FROM batches",
     "rows lost before they were shipped": "SELECT sum(lost_rows) FROM batches",
     "rows that came too late for a window": "SELECT sum(late_rows) FROM domains",
@@ -181,7 +181,7 @@ _LEFT_OUT_SQL = {
     ),
 }
 _WHERE = {
-    "dead letters": "select reason, detail from dead_letters",
+    "records that could not be used": "select * from dead_letter_counts",
     "suspicious (row, layer) pairs": "select node, reasons from batches where reasons <> []",
     "rows lost before they were shipped": "select node, lost_rows from batches where lost_rows > 0",
     "rows that came too late for a window": "Check the clocks of the nodes.",

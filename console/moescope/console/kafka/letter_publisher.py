@@ -154,6 +154,11 @@ class DeadLetterTopic:
         self._published = published
 
 
+def publishes_dead_letters(settings: Settings) -> bool:
+    """Whether an owner with these settings reads the routing topic, and so puts letters aside."""
+    return bool(settings["kafka.bootstrap_servers"]) and settings["store.source"] == "routing"
+
+
 @contextmanager
 def publishing_dead_letters(
     store: Store, settings: Settings, log: Callable[[str], None]
@@ -165,7 +170,7 @@ def publishing_dead_letters(
         settings: Of the owner. With `store.source = deltas`, processors publish their own.
         log: Told of what people should know.
     """
-    if not settings["kafka.bootstrap_servers"] or settings["store.source"] != "routing":
+    if not publishes_dead_letters(settings):
         yield
         return
     topic = DeadLetterTopic(store, settings, log)
