@@ -312,7 +312,7 @@ class Pipeline:
             self._source.committed(progress.partition, progress.replay_from)
         self.totals.commits += 1
         self.totals.token_windows += sum(len(group) for group in unfinished.groups)
-        self.totals.dead_letters += len(emission.dead_letters)
+        self.totals.dead_letters += sum(each.records for each in emission.dead_letter_counts)
         if self._metrics is not None:
             self._metrics.note_commit(emission, self._clock.now_us())
         if self._on_commit is not None:
