@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from benchmarks.broker import Meter, fleet_settings, running_broker, what_is_missing
-from benchmarks.figures import Baseline, Figure, Profile, Result
+from benchmarks.figures import Figure, Profile, Result
+from benchmarks.fleet_rolling import FleetRolling
 from benchmarks.harness import Scale, Side, main, take_turns
+from benchmarks.kafka_figures import (
+    Kind,
+    client_alone,
+    group_speed,
+    latency_figures,
+    processor_cost,
+    shipping,
+    speed,
+)
 from benchmarks.live_fleet import load_in_words, measure_latencies
 from benchmarks.logs import Log, left_open, write_simulation, write_stream
+from benchmarks.processor_process import ProcessorProcess
 from benchmarks.rolling import (
     EVERY,
     FEW,
     LogRolling,
     Rolling,
+    counted,
     forget_cursors,
     watch_pipeline,
 )
@@ -34,13 +43,11 @@ from moescope.processors.sources.kafka import KafkaSource
 from moescope.producers.shipping import Shipper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from support.kafka_broker import KafkaBroker
 
-    from benchmarks.live_fleet import Latencies
     from moescope.core.settings import Settings
-    from moescope.processors.config import WindowConfig
 
 TITLE = "Kafka to committed windows"
 
@@ -51,7 +58,10 @@ stores (`store.source` = `routing`): from opening the consumer to the last commi
 file, wall-clock time. *Embedded batch log* is the same pipeline over the batch log that the
 records were shipped from, not sealed either, in turns; its ratio is what Kafka costs. *Few
 windows*: token windows of {WINDOW} and time windows of 1, 5 and 60 s, the latter per node and
-scene, too; *every kind*: the defaults. *Shipping*: the agent's shipper, from opening the client
+scene, too; *every kind*: the defaults. *One processor of a group and the owner*: `store.source` =
+`deltas`, two processes besides the broker: the processor joins the group, commits in transactions,
+and the owner applies what it committed; from joining to the commit that holds the last record.
+*Shipping*: the agent's shipper, from opening the client
 until the broker has acknowledged every record of the log; *client alone*: the consumer reads the
 topic and does nothing with it, the ceiling of any processor in this process. *CPU* is of all
 threads of our process, and of the broker's, per 10⁹ assignments or per GB. *Latency*: a load in
@@ -62,7 +72,6 @@ and a processor would.
 """
 
 SHIPPING_SECONDS = 120.0
-TARGET_LATENCY_S = 2.0
 
 
 def measure(scale: Scale) -> Result:
@@ -74,8 +83,9 @@ def measure(scale: Scale) -> Result:
     with (
         tempfile.TemporaryDirectory() as folder,
         running_broker(Path(folder) / "broker") as broker,
+        ProcessorProcess() as processor,
     ):
-        return _measure(scale, Path(folder), broker)
+        return _measure(scale, Path(folder), broker, processor)
 
 
 def _result(text: str, figures: list[Figure], profiles: list[Profile]) -> Result:
@@ -84,17 +94,9 @@ def _result(text: str, figures: list[Figure], profiles: list[Profile]) -> Result
     )
 
 
-class _Kind(NamedTuple):
-    """A stream in a topic, and the windows that are rolled up of it."""
-
-    what: str
-    log: Log
-    settings: Settings
-    config: WindowConfig
-    target: float
-
-
-def _measure(scale: Scale, folder: Path, broker: KafkaBroker) -> Result:
+def _measure(
+    scale: Scale, folder: Path, broker: KafkaBroker, processor: ProcessorProcess
+) -> Result:
     stream = dense_stream(quick=scale.quick)
     dense = left_open(
         write_stream(folder / "sealed-dense", stream, scale.pick(200, 8)), folder / "dense"
@@ -110,10 +112,10 @@ def _measure(scale: Scale, folder: Path, broker: KafkaBroker) -> Result:
         in_topic[name] = fleet_settings(broker, name)
         _ship(in_topic[name], log)
     kinds = [
-        _Kind("few windows, dense stream", dense, in_topic["dense"], FEW, 100),
-        _Kind("every kind, dense stream", dense, in_topic["dense"], EVERY, 60),
-        _Kind("few windows, simulated fleet", fleet, in_topic["fleet"], FEW, 100),
-        _Kind("every kind, simulated fleet", fleet, in_topic["fleet"], EVERY, 60),
+        Kind("few windows, dense stream", dense, in_topic["dense"], FEW, 100),
+        Kind("every kind, dense stream", dense, in_topic["dense"], EVERY, 60),
+        Kind("few windows, simulated fleet", fleet, in_topic["fleet"], FEW, 100),
+        Kind("every kind, simulated fleet", fleet, in_topic["fleet"], EVERY, 60),
     ]
     rollings = [
         (
@@ -124,6 +126,10 @@ def _measure(scale: Scale, folder: Path, broker: KafkaBroker) -> Result:
     ]
     for over_kafka, embedded in rollings:
         _check(over_kafka, embedded)
+    fleets = [
+        FleetRolling(broker, _ship, kinds[number].log, processor, folder / f"fleet-{number}")
+        for number in (1, 3)
+    ]
     sides: list[Side] = []
     meters: dict[str, Meter] = {}
 
@@ -134,6 +140,8 @@ def _measure(scale: Scale, folder: Path, broker: KafkaBroker) -> Result:
     for kind, (over_kafka, embedded) in zip(kinds, rollings, strict=True):
         metered(kind.what, over_kafka.run, over_kafka.prepare)
         metered(f"embedded {kind.what}", embedded.run, embedded.prepare)
+    for number, by_group in zip((1, 3), fleets, strict=True):
+        metered(f"group {kinds[number].what}", by_group.run, by_group.prepare)
     shipped = fleet_settings(broker, "shipped")
     for log, name in ((dense, "dense stream"), (fleet, "simulated fleet")):
         metered(
@@ -144,15 +152,22 @@ def _measure(scale: Scale, folder: Path, broker: KafkaBroker) -> Result:
     for log, name in ((dense, "dense"), (fleet, "fleet")):
         metered(f"read {name}", _reading(in_topic[name], log), lambda: None)
     take_turns(sides, scale.pick(3, 1), clock=time.perf_counter)
+    for number, by_group in zip((1, 3), fleets, strict=True):
+        _expect_same(
+            counted(by_group.store_file, EVERY),
+            rollings[number][1].counted(),
+            "processor and owner",
+        )
     live = measure_latencies(fleet_settings(broker, "live"), folder / "live", scale.pick(30, 8))
     return _result(
         TEXT,
         [
-            *(_speed(kind, meters) for kind in kinds),
-            *_processor_cost(kinds[1], meters),
-            *_client_alone(dense, fleet, meters),
-            *_shipping(dense, fleet, meters),
-            *_latency_figures(live),
+            *(speed(kind, meters) for kind in kinds),
+            *(group_speed(kinds[number], meters) for number in (1, 3)),
+            *processor_cost(kinds[1], meters, fleets[0]),
+            *client_alone(dense, fleet, meters),
+            *shipping(dense, fleet, meters),
+            *latency_figures(live),
         ],
         [
             _profile("every kind, dense stream", rollings[1][0]),
@@ -197,138 +212,14 @@ def _check(over_kafka: Rolling, embedded: Rolling) -> None:
     for rolling in (over_kafka, embedded):
         rolling.prepare()
         rolling.run()
-    if over_kafka.counted() != embedded.counted():
-        message = (
-            f"Kafka gave {over_kafka.counted()} (tokens, rows), the batch log {embedded.counted()}"
-        )
-        raise AssertionError(message)
+    _expect_same(over_kafka.counted(), embedded.counted(), "one process")
     gc.collect()
 
 
-def _millions(log: Log, meter: Meter) -> list[float]:
-    return [log.assignments / 1e6 / call.wall for call in meter.calls[1:]]
-
-
-def _speed(kind: _Kind, meters: dict[str, Meter]) -> Figure:
-    log = kind.log
-    return Figure(
-        what=kind.what,
-        unit=f"M assignments/s, {os.cpu_count()} cores with the broker",
-        values=_millions(log, meters[kind.what]),
-        target=kind.target,
-        baselines=[
-            Baseline(
-                name="embedded batch log, no broker at work",
-                values=_millions(log, meters[f"embedded {kind.what}"]),
-            )
-        ],
-        note=f"{log.assignments / 1e6:,.0f} M assignments in {log.records:,} records, "
-        f"{log.wire_bytes / 1e6:,.0f} MB.",
-    )
-
-
-def _processor_cost(kind: _Kind, meters: dict[str, Meter]) -> list[Figure]:
-    per = kind.log.assignments / 1e9
-    over_kafka = meters[kind.what].calls[1:]
-    embedded = meters[f"embedded {kind.what}"].calls[1:]
-    return [
-        Figure(
-            what=f"{kind.what}: CPU of our process",
-            unit="s per 10⁹ assignments",
-            values=[call.own_cpu / per for call in over_kafka],
-            better="lower",
-            baselines=[
-                Baseline(
-                    name="embedded batch log", values=[call.own_cpu / per for call in embedded]
-                )
-            ],
-        ),
-        Figure(
-            what=f"{kind.what}: CPU of the broker",
-            unit="s per 10⁹ assignments",
-            values=[call.broker_cpu / per for call in over_kafka],
-            better="lower",
-        ),
-    ]
-
-
-def _client_alone(dense: Log, fleet: Log, meters: dict[str, Meter]) -> list[Figure]:
-    return [
-        Figure(
-            what=f"client alone, {name}",
-            unit="M assignments/s",
-            values=_millions(log, meters[f"read {key}"]),
-            note=f"{log.wire_bytes / 1e6 / _median_wall(meters[f'read {key}']):,.0f} MB/s and "
-            f"{log.records / _median_wall(meters[f'read {key}']):,.0f} records/s.",
-        )
-        for key, name, log in (
-            ("dense", "dense stream", dense),
-            ("fleet", "simulated fleet", fleet),
-        )
-    ]
-
-
-def _median_wall(meter: Meter) -> float:
-    return float(np.median([call.wall for call in meter.calls[1:]]))
-
-
-def _shipping(dense: Log, fleet: Log, meters: dict[str, Meter]) -> list[Figure]:
-    figures = []
-    for name, log in (("dense stream", dense), ("simulated fleet", fleet)):
-        calls = meters[f"ship {name}"].calls[1:]
-        figures += [
-            Figure(
-                what=f"shipping, {name}",
-                unit="M assignments/s",
-                values=_millions(log, meters[f"ship {name}"]),
-                note=f"{log.wire_bytes / 1e6 / _median_wall(meters[f'ship {name}']):,.0f} MB/s, "
-                f"{log.records / _median_wall(meters[f'ship {name}']):,.0f} records/s.",
-            )
-        ]
-        if log is dense:
-            per = log.wire_bytes / 1e9
-            figures += [
-                Figure(
-                    what=f"shipping, {name}: CPU of {whose}",
-                    unit="s per GB",
-                    values=[cpu / per for cpu in spent],
-                    better="lower",
-                )
-                for whose, spent in (
-                    ("our process", [call.own_cpu for call in calls]),
-                    ("the broker", [call.broker_cpu for call in calls]),
-                )
-            ]
-    return figures
-
-
-def _latency_figures(live: Latencies) -> list[Figure]:
-    def figures(what: str, seconds: Sequence[float], target: float | None) -> list[Figure]:
-        return [
-            Figure(
-                what=f"{what}, {name}",
-                unit="s",
-                values=[float(np.quantile(seconds, level))],
-                better="lower",
-                target=target if name == "p99" else None,
-                note=f"{len(seconds):,} of them." if name == "p50" else "",
-            )
-            for name, level in (("p50", 0.5), ("p99", 0.99))
-        ]
-
-    return [
-        *figures(
-            "latency: last token of a token window → its row committed",
-            live.token.tolist(),
-            TARGET_LATENCY_S,
-        ),
-        *figures(
-            "latency: end of a time window and 2 s of lateness → its row committed",
-            live.time.tolist(),
-            TARGET_LATENCY_S,
-        ),
-        *figures("latency: batch in the batch log → committed", live.batch.tolist(), None),
-    ]
+def _expect_same(over_kafka: tuple[int, int], embedded: tuple[int, int], way: str) -> None:
+    if over_kafka != embedded:
+        message = f"{way} gave {over_kafka} (tokens, rows) over Kafka, the batch log {embedded}"
+        raise AssertionError(message)
 
 
 def _profile(title: str, run: Rolling) -> Profile:

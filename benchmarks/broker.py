@@ -43,11 +43,16 @@ def running_broker(folder: Path) -> Iterator[KafkaBroker]:
         yield broker
 
 
-def fleet_settings(broker: KafkaBroker, prefix: str) -> Settings:
+def fleet_settings(broker: KafkaBroker, prefix: str, **options: str) -> Settings:
     """The default settings at a broker; the topics of that prefix are made."""
     settings = load_settings(
         environment={},
-        options={"kafka.bootstrap_servers": broker.bootstrap, "kafka.topic_prefix": prefix},
+        options={
+            "kafka.bootstrap_servers": broker.bootstrap,
+            "kafka.topic_prefix": prefix,
+            "kafka.group": prefix,
+            **options,
+        },
     )
     apply_topics(settings, lambda _: None)
     return settings

@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.rolling import EVERY, shapes
 from benchmarks.streams import LAYERS, SECOND_US, Stream
+from moescope.console.stopping import beside
 from moescope.core.batchlog import BatchLogWriter
 from moescope.core.clock import SystemClock
 from moescope.core.self_metrics import SelfMetrics
@@ -25,7 +26,6 @@ from moescope.storage.shared.spans import LATENESS_US
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NODES = 4
 OPEN_REQUESTS = 64
 TOKENS_PER_SECOND = 25
+ARRIVAL_SECONDS = 5.0
 WARM_SECONDS = 4
 """The first windows pay for connections and kernels."""
 
@@ -130,37 +131,14 @@ def measure_latencies(settings: Settings, folder: Path, seconds: int) -> Latenci
         Shipper(settings, folder / "log", SelfMetrics()) as shipper,
     ):
         pipeline = Pipeline(source, store, finisher, EVERY)
-        failures: list[BaseException] = []
-        workers = [
-            _started(lambda: shipper.run(stop), failures, stop),
-            _started(lambda: pipeline.run(stop=stop), failures, stop),
-        ]
-        try:
+        with (
+            beside(shipper.run, stop, "shipper"),
+            beside(lambda stop: pipeline.run(stop=stop), stop, "pipeline"),
+        ):
             _write_load(folder / "log", seconds, stop)
             # What was written last has to arrive.
-            stop.wait(5.0)
-        finally:
-            stop.set()
-            for worker in workers:
-                worker.join()
-        if failures:
-            raise failures[0]
+            stop.wait(ARRIVAL_SECONDS)
         return _latencies(store, times.us)
-
-
-def _started(
-    run: Callable[[], object], failures: list[BaseException], stop: threading.Event
-) -> threading.Thread:
-    def guarded() -> None:
-        try:
-            run()
-        except BaseException as failure:  # noqa: BLE001 (raised by who waits for it)
-            failures.append(failure)
-            stop.set()
-
-    worker = threading.Thread(target=guarded)
-    worker.start()
-    return worker
 
 
 def _write_load(root: Path, seconds: int, stop: threading.Event) -> None:

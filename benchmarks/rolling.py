@@ -76,15 +76,20 @@ class Rolling:
 
     def counted(self) -> tuple[int, int]:
         """Tokens of the committed time windows of 1 s at the first layer, and all rows."""
-        with Store(self.store_file, WindowFinisher(), shapes(self._config)) as store:
-            cursor = store.cursor()
-            row = cursor.execute(
-                "SELECT sum(tokens) FILTER (window_kind = 'time' AND size = 1000000"
-                " AND scope_kind = 'all' AND layer = 0), count(*) FROM windows"
-            ).fetchone()
-            cursor.close()
-        assert row is not None  # noqa: S101 (an aggregate gives a row)
-        return int(row[0] or 0), int(row[1])
+        return counted(self.store_file, self._config)
+
+
+def counted(store_file: Path, config: WindowConfig) -> tuple[int, int]:
+    """Tokens of the committed time windows of 1 s at the first layer, and all rows."""
+    with Store(store_file, WindowFinisher(), shapes(config)) as store:
+        cursor = store.cursor()
+        row = cursor.execute(
+            "SELECT sum(tokens) FILTER (window_kind = 'time' AND size = 1000000"
+            " AND scope_kind = 'all' AND layer = 0), count(*) FROM windows"
+        ).fetchone()
+        cursor.close()
+    assert row is not None  # noqa: S101 (an aggregate gives a row)
+    return int(row[0] or 0), int(row[1])
 
 
 class LogRolling(Rolling):

@@ -1,0 +1,87 @@
+"""A processor of a group in a process of its own, warmed, that processes what it is told to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Self
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.machine import ROOT
+from moescope.core.settings import load_settings
+
+if TYPE_CHECKING:
+    from moescope.core.settings import Settings
+
+_DONE = "done"
+
+
+class ProcessorProcess:
+    """Runs `moescope run processor --until-idle`, again and again, without the start each time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.processor_process"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._cpu = psutil.Process(self._process.pid)
+
+    def begin(self, settings: Settings) -> None:
+        """Let it process a topic."""
+        options = {
+            name: settings[name] for name, origin in settings.origins.items() if origin == "option"
+        }
+        assert self._process.stdin is not None  # noqa: S101 (a pipe)
+        self._process.stdin.write(json.dumps(options) + "\n")
+        self._process.stdin.flush()
+
+    def wait(self) -> None:
+        """Wait until it has read and committed everything.
+
+        Raises:
+            AssertionError: It failed.
+        """
+        assert self._process.stdout is not None  # noqa: S101 (a pipe)
+        said = self._process.stdout.readline().strip()
+        if said != _DONE:
+            message = f"the processor said {said!r}"
+            raise AssertionError(message)
+
+    def cpu_seconds(self) -> float:
+        """Of the process, up to now."""
+        times = self._cpu.cpu_times()
+        return float(times.user + times.system)
+
+    def __enter__(self) -> Self:
+        """The process."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+
+
+def main() -> None:
+    """What the process does: a line of options in, a line when it is done."""
+    # Whatever the processor prints would be taken for an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    from moescope.console.processor_work import run_processor  # noqa: PLC0415 (after that)
+    from moescope.console.warming import warm_finisher  # noqa: PLC0415
+
+    warm_finisher()
+    for line in sys.stdin:
+        settings = load_settings(environment={}, options=json.loads(line))
+        run_processor(settings, threading.Event(), until_idle=True)
+        print(_DONE, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
