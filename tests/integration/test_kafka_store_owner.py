@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import random
-import subprocess
-import time
-from contextlib import ExitStack, contextmanager
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.command_line import MOESCOPE, environment, moescope
 from support.deltas_topic import send_emissions
+from support.fleet_processes import Nursery, wait_for
+from support.fleet_roles import run_command
 from support.kafka_settings import kafka_settings, make_topics, variables_of
 from support.shared_rows import SECOND, RowProcessor, make_records
 
 from moescope.console.opened_store import opened_store
+from moescope.console.store_work import run_store
+from moescope.core.errors import SettingsError
 from moescope.core.settings import load_settings
+from moescope.storage.errors import StoreInUseError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from support.broker_choice import SharedBroker
+    from support.fleet_processes import FleetProcess
 
     from moescope.core.emission import Emission
     from moescope.core.settings import Settings
@@ -61,81 +63,60 @@ def contents(settings: Settings) -> dict[str, Any]:
     return found
 
 
-class StoreProcess:
-    """`moescope run store` of a test."""
-
-    def __init__(self, settings: Settings, *options: str, log: Path) -> None:
-        self._log = log
-        with log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [MOESCOPE, "run", "store", *options],
-                env=environment(variables_of(settings)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-
-    def told(self) -> str:
-        """What it has said."""
-        return self._log.read_text(encoding="utf-8")
-
-    def wait_until_told(self, words: str) -> None:
-        """Wait until it says some words."""
-        gives_up = time.monotonic() + PATIENCE_SECONDS
-        while words not in self.told():
-            assert self.process.poll() is None, self.told()
-            assert time.monotonic() < gives_up, self.told()
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        self.process.kill()
-        self.process.wait()
-
-    def stop(self) -> None:
-        """Ask it to end; it has to end well."""
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_SECONDS) == 0, self.told()
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    """Makes processes, of which none is left."""
+    with Nursery(tmp_path / "logs") as made:
+        yield made
 
 
-@contextmanager
-def started(settings: Settings, tmp_path: Path) -> Iterator[Any]:
-    """Starts processes, and leaves none behind."""
-    with ExitStack() as closing:
-
-        def start(*options: str) -> StoreProcess:
-            log = tmp_path / f"{random.getrandbits(40)}.log"
-            process = StoreProcess(settings, *options, log=log)
-            closing.callback(process.process.wait)
-            closing.callback(process.process.kill)
-            return process
-
-        yield start
+def told(process: FleetProcess, words: str) -> bool:
+    """Whether a process has said some words; it has to live."""
+    assert process.is_running, process.last_words()
+    return words in process.last_words()
 
 
-def test_standbys_take_over_and_apply_everything_once(settings: Settings, tmp_path: Path) -> None:
+def waiting(settings: Settings) -> int:
+    """How many standbys say in their health files that they wait."""
+    files = settings.data_directory.glob("health-store-*.json")
+    return sum('"waiting"' in each.read_text(encoding="utf-8") for each in files)
+
+
+def test_standbys_take_over_and_apply_everything_once(
+    settings: Settings, tmp_path: Path, nursery: Nursery
+) -> None:
     """Owners that are killed while they read leave tables as if none had been."""
-    sent = emissions(settings, 40)
-    with started(settings, tmp_path) as start:
-        first = start()
-        first.wait_until_told("owner 1 of")
-        moescope("run", "store", folder=tmp_path, variables=variables_of(settings), expect=3)
-        standbys = [start("--standby"), start("--standby")]
-        for standby in standbys:
-            standby.wait_until_told("standby: ")
-        send_emissions(settings, "a", sent[:15])
-        first.kill()
-        gives_up = time.monotonic() + PATIENCE_SECONDS
-        while not (second := [each for each in standbys if "owner 2 of" in each.told()]):
-            assert time.monotonic() < gives_up, [each.told() for each in standbys]
-            time.sleep(0.05)
-        standbys.remove(second[0])
-        send_emissions(settings, "b", sent[15:30])
-        second[0].kill()
-        standbys[0].wait_until_told("owner 3 of")
-        send_emissions(settings, "c", sent[30:])
-        standbys[0].stop()
-    moescope("run", "store", "--until-idle", folder=tmp_path, variables=variables_of(settings))
+    sent, variables = emissions(settings, 40), variables_of(settings)
+
+    def start(name: str, *options: str) -> FleetProcess:
+        return nursery.start(name, run_command, ["run", "store", *options], variables)
+
+    first = start("first")
+    wait_for("an owner", lambda: told(first, "owner 1 of"), PATIENCE_SECONDS)
+    with pytest.raises(StoreInUseError):
+        run_store(settings, threading.Event())
+    standbys = [start("second", "--standby"), start("third", "--standby")]
+    for each in standbys:
+        wait_for("a standby", lambda each=each: told(each, "standby: "), PATIENCE_SECONDS)
+    wait_for("standbys' health", lambda: waiting(settings) == 2, PATIENCE_SECONDS)
+    unneeded = start("unneeded", "--standby")
+    wait_for("a standby", lambda: told(unneeded, "standby: "), PATIENCE_SECONDS)
+    unneeded.stop()
+    send_emissions(settings, "a", sent[:15])
+    first.kill()
+    wait_for(
+        "another owner",
+        lambda: any(told(each, "owner 2 of") for each in standbys),
+        PATIENCE_SECONDS,
+    )
+    standbys.sort(key=lambda each: told(each, "owner 2 of"))
+    send_emissions(settings, "b", sent[15:30])
+    standbys.pop().kill()
+    (last,) = standbys
+    wait_for("the last owner", lambda: told(last, "owner 3 of"), PATIENCE_SECONDS)
+    send_emissions(settings, "c", sent[30:])
+    last.stop()
+    run_store(settings, threading.Event(), until_idle=True)
     direct = load_settings(environment={}, options={"data.directory": str(tmp_path / "direct")})
     with opened_store(direct, closes_windows=True) as parts:
         for emission in sent:
@@ -148,8 +129,6 @@ def test_standbys_take_over_and_apply_everything_once(settings: Settings, tmp_pa
 
 def test_no_brokers_is_a_clear_error(tmp_path: Path) -> None:
     """Without Kafka there is no fleet, and the message says what runs instead."""
-    outcome = moescope(
-        "run", "store", folder=tmp_path, variables={"MOESCOPE_DATA_DIRECTORY": str(tmp_path)},
-        expect=2,
-    )  # fmt: skip
-    assert "moescope run all" in outcome.stderr
+    settings = load_settings(environment={}, options={"data.directory": str(tmp_path)})
+    with pytest.raises(SettingsError, match="moescope run all"):
+        run_store(settings, threading.Event())

@@ -5,9 +5,17 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from moescope.console.handing_over import hand_over, needs_hand_over
+from moescope.console.kafka.letter_publisher import (
+    DeadLetterTopic,
+    publishes_dead_letters,
+    publishing_dead_letters,
+)
 from moescope.console.output import note
 from moescope.console.stopping import beside
 from moescope.core.emission import LIVE_DOMAIN
+from moescope.core.errors import DependencyUnreachableError
+from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.processors.config import WindowConfig
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
@@ -22,6 +30,8 @@ if TYPE_CHECKING:
     from moescope.console.opened_store import OpenedStore
     from moescope.core.self_metrics import SelfMetrics
     from moescope.processors.sources.protocol import Poll, Source
+
+AWAY_SECONDS = 1.0
 
 
 class FleetWork:
@@ -46,17 +56,38 @@ class FleetWork:
         with (
             beside(self._publisher().run, stop, "moescope-control"),
             beside(self._read, stop, "moescope-kafka"),
+            publishing_dead_letters(self._parts.store, self._parts.settings, note),
         ):
             yield
 
     def drain(self, stop: threading.Event) -> None:
-        """Publish what is in force, and read everything that is in the topic now.
+        """Publish what is in force, read everything that is in the topic, publish dead letters.
 
         Raises:
             MoescopeError: No broker answers, or what reading raised.
         """
         self._publisher().publish()
         self._read(stop, until_idle=True)
+        if publishes_dead_letters(self._parts.settings):
+            DeadLetterTopic(self._parts.store, self._parts.settings, note).publish()
+
+    def _align(self, stop: threading.Event, *, is_patient: bool) -> None:
+        """Let processors go on from what is stored, if the store was without them so far."""
+        parts, settings = self._parts, self._parts.settings
+        watch = BrokerWatch(note)
+        while not stop.is_set():
+            try:
+                if needs_hand_over(settings, parts.store):
+                    number = hand_over(settings, parts.store, parts.clock)
+                    note(f"processors go on from what is stored of {number} partitions")
+            except DependencyUnreachableError as error:
+                if not is_patient:
+                    raise
+                watch.lost(error)
+                stop.wait(AWAY_SECONDS)
+            else:
+                watch.found()
+                return
 
     def _publisher(self) -> ControlPublisher:
         parts = self._parts
@@ -72,6 +103,7 @@ class FleetWork:
     def _read(self, stop: threading.Event, *, until_idle: bool = False) -> None:
         parts, settings = self._parts, self._parts.settings
         if settings["store.source"] == "deltas":
+            self._align(stop, is_patient=not until_idle)
             reader = DeltasReader(settings, parts.store, self._metrics, parts.clock, note)
             reader.run(stop, until_idle=until_idle)
             return

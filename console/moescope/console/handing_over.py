@@ -15,18 +15,20 @@ from moescope.processors.group.offset_note import OffsetNote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from moescope.core.clock import Clock
     from moescope.core.emission import PartitionProgress
     from moescope.core.settings import Settings
     from moescope.storage.store import Store
 
 SENDER: Final = "store"
+RETRY_SECONDS: Final = 0.5
 
 
 class ProcessorsActiveError(InputError):
     """Processors run, whose offsets cannot be set meanwhile."""
 
 
-def hand_over(settings: Settings, store: Store) -> int:
+def hand_over(settings: Settings, store: Store, clock: Clock) -> int:
     """Set the processors' group to the places and states of the store.
 
     What they committed to the deltas topic before and the store has not applied is passed over:
@@ -35,6 +37,7 @@ def hand_over(settings: Settings, store: Store) -> int:
     Args:
         settings: Name the brokers, topics and the group.
         store: Open.
+        clock: For pauses.
 
     Returns:
         How many partitions the store knows.
@@ -46,14 +49,19 @@ def hand_over(settings: Settings, store: Store) -> int:
     from kafka.errors import KafkaError
 
     routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
-    known = {
-        number: progress
-        for name, progress in store.load_progress().items()
-        if partition_name(routing, number := _number(name)) == name
-    }
+    known = _known(store, routing)
     try:
         states = _send_states(settings, deltas, known)
-        end = _set_offsets(settings, routing, deltas, known, states)
+        gives_up = clock.monotonic() + settings["kafka.connect_timeout"]
+        while True:
+            try:
+                end = _set_offsets(settings, routing, deltas, known, states)
+                break
+            except KafkaError as error:
+                # A broker that was never asked for a group needs a moment to find out who keeps it.
+                if not error.retriable or clock.monotonic() >= gives_up:
+                    raise
+                clock.sleep(RETRY_SECONDS)
     except KafkaError as error:
         raise explain(
             error, f"handing over to the group {settings['kafka.group']}", settings
@@ -67,10 +75,21 @@ def hand_over(settings: Settings, store: Store) -> int:
 
 
 def needs_hand_over(settings: Settings, store: Store) -> bool:
-    """Whether a store that read routing batches itself is about to read deltas."""
+    """Whether a store that read routing batches itself is about to read deltas for the first time.
+
+    Later it is for people to say so: a group whose offsets do not fit may be the wrong one.
+    """
     routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
-    has_live = any(partition_name(routing, _number(name)) == name for name in store.load_progress())
-    return has_live and partition_name(deltas, 0) not in store.read_to()
+    return bool(_known(store, routing)) and partition_name(deltas, 0) not in store.read_to()
+
+
+def _known(store: Store, routing: str) -> dict[int, PartitionProgress]:
+    """Progress of the partitions of the routing topic, by number."""
+    return {
+        number: progress
+        for name, progress in store.load_progress().items()
+        if partition_name(routing, number := _number(name)) == name
+    }
 
 
 def _number(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from moescope.console.handing_over import hand_over, needs_hand_over
+from moescope.console.handing_over import hand_over
 from moescope.console.output import note
 from moescope.console.owner import COMMAND_SECONDS, Owner
 from moescope.console.warming import warm_finisher
@@ -87,10 +87,8 @@ class _Run:
                 return
             parts = owner.parts
             source = self._settings["store.source"]
-            if reset_processors or (
-                source == "deltas" and needs_hand_over(self._settings, parts.store)
-            ):
-                number = hand_over(self._settings, parts.store)
+            if reset_processors:
+                number = hand_over(self._settings, parts.store, parts.clock)
                 note(f"processors go on from what is stored of {number} partitions")
             closing.enter_context(
                 periodically(StoreFigures(parts.store, directory, self.metrics, parts.clock).take)

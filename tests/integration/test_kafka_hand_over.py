@@ -1,0 +1,83 @@
+"""A store that read routing batches itself hands over to processors, and takes back."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import TopicPartition
+from support.processor_fleet import SMALL_WINDOWS
+from support.routed_topic import make_streams, make_topics, roll_up_embedded, send, topic_settings
+from support.stored import tables
+
+from moescope.console.handing_over import ProcessorsActiveError
+from moescope.console.processor_work import run_processor
+from moescope.console.store_work import run_store
+from moescope.core.kafka import open_admin, open_consumer
+from moescope.storage.deltas import ProcessorsDivergedError
+from moescope.storage.places import store_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.broker_choice import SharedBroker
+    from support.routed_topic import Streams
+
+    from moescope.core.settings import Settings
+
+
+def part(streams: Streams, first: int, end: int) -> Streams:
+    """Thirds of the records of each partition, from one up to another."""
+    return {
+        number: records[len(records) * first // 3 : len(records) * end // 3]
+        for number, records in streams.items()
+    }
+
+
+def own(settings: Settings, *, reset: bool = False) -> None:
+    """Own the store until everything that was sent is in it."""
+    run_store(settings, threading.Event(), until_idle=True, reset_processors=reset)
+
+
+def process(settings: Settings) -> None:
+    """Process everything that was sent, as the group's only processor."""
+    run_processor(settings, threading.Event(), until_idle=True)
+
+
+def test_processors_go_on_where_the_store_is(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """From routing to deltas and back, with offsets deleted by hand on the way: the same tables."""
+    common = {"data__directory": str(tmp_path / "fleet")} | {
+        name.replace(".", "__"): value for name, value in SMALL_WINDOWS.items()
+    }
+    alone = topic_settings(kafka_broker.bootstrap, topic_prefix, **common)
+    shared = topic_settings(kafka_broker.bootstrap, topic_prefix, store__source="deltas", **common)
+    make_topics(alone)
+    streams = make_streams(5, (0, 1))
+    send(alone, part(streams, 0, 1))
+    own(alone)
+    own(shared)
+    send(alone, part(streams, 1, 2))
+    process(shared)
+    own(shared)
+    with closing(open_admin(shared)) as admin:
+        places = [TopicPartition(f"{topic_prefix}.routing", number) for number in range(3)]
+        admin.delete_group_offsets(shared["kafka.group"], places)
+    send(alone, part(streams, 2, 3))
+    process(shared)
+    with pytest.raises(ProcessorsDivergedError):
+        own(shared)
+    with closing(open_consumer(shared, group_id=shared["kafka.group"])) as member:
+        member.subscribe([f"{topic_prefix}.routing"])
+        member.poll(3_000)
+        with pytest.raises(ProcessorsActiveError, match="Stop all processors"):
+            own(shared, reset=True)
+    own(shared, reset=True)
+    process(shared)
+    own(shared)
+    own(alone)
+    embedded = roll_up_embedded(tmp_path, alone, streams)
+    assert tables(store_file(tmp_path / "fleet")) == tables(embedded)
