@@ -66,6 +66,9 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     expected = expected_outcome(records, CONFIG)
     assert found.token == expected.token
     assert found.dead_letters == expected.dead_letters
+    for what in ("records", "kept"):
+        counted = sum(n for (counts, _), n in found.letter_counts.items() if counts == what)
+        assert counted == len(expected.dead_letters)
     assert expected_panes(found.panes, CONFIG) == expected.panes
     assert found.positions == expected.positions
     assert found.lags == expected.lags

@@ -345,7 +345,7 @@ _BATCHES = Table(
 
 _DEAD_LETTERS = Table(
     name="dead_letters",
-    doc="Records that could not be used, kept whole.",
+    doc="Records that could not be used, kept whole: so many per partition and minute.",
     columns=(
         Column("partition", "VARCHAR", "Source of the record."),
         Column("log_offset", "BIGINT", "Its place there."),

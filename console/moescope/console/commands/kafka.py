@@ -163,6 +163,7 @@ def dlq_show(
         letter_row,
     )
     from moescope.console.kafka.letter_work import read_letter, save_payload
+    from moescope.console.times import shown
 
     found, payload = read_letter(settings_from(config, data), letter)
     summary = batch_summary(payload)
@@ -173,6 +174,8 @@ def dlq_show(
         return
     print_pairs(letter_pairs(found))
     print()
+    if summary.get("watermark_us") is not None:
+        summary["watermark (UTC)"] = shown(summary.pop("watermark_us"))
     print_pairs(summary)
     print()
     for line in hex_view(payload):

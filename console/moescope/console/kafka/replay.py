@@ -69,15 +69,15 @@ class ReplayLine:
     Attributes:
         outcome: `replayed` or `left`.
         why: Why it was left; empty otherwise.
-        node, incarnation, sequence: Identity of the batch that was written.
+        node, incarnation, sequence: Identity of the batch that was written; None: none was.
     """
 
     key: str
     outcome: str
     why: str = ""
-    node: str = ""
-    incarnation: int = 0
-    sequence: int = 0
+    node: str | None = None
+    incarnation: int | None = None
+    sequence: int | None = None
 
 
 @dataclass(slots=True)
