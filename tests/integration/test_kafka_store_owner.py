@@ -127,6 +127,26 @@ def test_standbys_take_over_and_apply_everything_once(
     assert found == expected
 
 
+def test_a_standby_that_took_over_is_none_any_more(settings: Settings, nursery: Nursery) -> None:
+    """It says that it waits while it does, and not afterwards."""
+    stop = threading.Event()
+    owner = nursery.start("owner", run_command, ["run", "store"], variables_of(settings))
+    wait_for("an owner", lambda: told(owner, "owner 1 of"), PATIENCE_SECONDS)
+
+    def end_owners() -> None:
+        wait_for("a standby's health", lambda: waiting(settings) == 1, PATIENCE_SECONDS)
+        owner.kill()
+        wait_for("its end", lambda: waiting(settings) == 0, PATIENCE_SECONDS)
+        stop.set()
+
+    thread = threading.Thread(target=end_owners)
+    thread.start()
+    metrics = run_store(settings, stop, standby=True)
+    thread.join()
+    assert metrics.value("moescope_store_fencing_token") == 2
+    assert metrics.value("moescope_store_standby") == 0
+
+
 def test_no_brokers_is_a_clear_error(tmp_path: Path) -> None:
     """Without Kafka there is no fleet, and the message says what runs instead."""
     settings = load_settings(environment={}, options={"data.directory": str(tmp_path)})

@@ -106,9 +106,9 @@ class _Run:
         if standby:
             # So that nothing is left to load once the lock is free.
             warm_finisher()
-        while True:
+        while not self._stop.is_set():
             try:
-                return closing.enter_context(
+                owner = closing.enter_context(
                     Owner(
                         self._settings,
                         metrics=self.metrics,
@@ -120,13 +120,14 @@ class _Run:
                 if not standby:
                     raise
                 self._wait(error)
-            finally:
-                self.metrics.set(_STANDBY, float(self._health.status is HealthStatus.WAITING))
-            if self._stop.is_set():
-                return None
+            else:
+                self.metrics.set(_STANDBY, 0.0)
+                return owner
+        return None
 
     def _wait(self, error: StoreInUseError) -> None:
         if self._health.status is not HealthStatus.WAITING:
             note(f"standby: {error.what} Taking over when it ends")
         self._health = Health(HealthStatus.WAITING, f"standby: {error.what}")
+        self.metrics.set(_STANDBY, 1.0)
         self._stop.wait(STANDBY_SECONDS)
