@@ -30,6 +30,7 @@ from moescope.core.self_metrics import SelfMetrics
 from moescope.producers.shipping import Shipper
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from support.broker_choice import Broker, SharedBroker
@@ -131,6 +132,10 @@ def test_a_frozen_broker_is_given_up_and_used_again(
         finally:
             own_broker.resume()
         wait_until(lambda: at_work.shipper.totals.shipped_batches == 60, "not all arrived")
+        metrics = at_work.metrics
+        assert metrics.value("moescope_agent_shipped_batches_total", node="node-a") == 60
+        assert metrics.value("moescope_agent_client_rebuilds_total") >= 1
+        assert metrics.value("moescope_agent_delivery_failures_total", reason="unreachable") >= 1
         senders = [each.name for each in threading.enumerate() if "network" in each.name]
         assert len(senders) == 1
     assert first_arrivals(arrived(settings), "node-a") == logged_payloads(tmp_path, "node-a")
@@ -156,7 +161,7 @@ def test_a_record_over_the_limit_is_kept_beside_the_log(
 ) -> None:
     """One batch that no broker takes neither stops the others nor is lost."""
     settings = shipping_settings(kafka_broker.bootstrap, topic_prefix)
-    make_topic(settings, **{"max.message.bytes": "100000"})
+    make_topic(settings, largest=100_000)
     with BatchLogWriter(tmp_path, "node-a") as writer:
         for number in range(30):
             writer.append(payload_of("node-a", number, 200_000 if number in {3, 17} else 3_000))
@@ -217,28 +222,61 @@ def test_without_brokers_configured_there_is_no_shipper(tmp_path: Path) -> None:
         Shipper(shipping_settings("", "p"), tmp_path, SelfMetrics())
 
 
-def test_the_right_password_is_used_once_it_is_there(tmp_path: Path, topic_prefix: str) -> None:
-    """A wrong password is loud and harms nothing; the file is read again at each attempt."""
+@pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker that asks who is there: by password, or by certificate."""
     broker_choice.require_native()
+    folder = tmp_path_factory.mktemp("secure")
+    with KafkaBroker(folder, scram_users={"agent": "right"}, mutual_tls=True) as broker:
+        yield broker
+
+
+def test_the_right_password_is_used_once_it_is_there(
+    secure_broker: KafkaBroker, tmp_path: Path, topic_prefix: str
+) -> None:
+    """A wrong password is loud and harms nothing; the file is read again at each attempt."""
     password = tmp_path / "password"
     password.write_text("wrong\n")
     root = tmp_path / "log"
-    with KafkaBroker(tmp_path / "kafka", scram_users={"agent": "right"}) as broker:
-        assert broker.sasl_bootstrap is not None
-        make_topic(shipping_settings(broker.bootstrap, topic_prefix))
-        settings = shipping_settings(
-            broker.sasl_bootstrap,
-            topic_prefix,
-            kafka_security_protocol="SASL_PLAINTEXT",
-            kafka_sasl_mechanism="SCRAM-SHA-512",
-            kafka_sasl_username="agent",
-            kafka_sasl_password_file=str(password),
-        )
-        fill(root, "node-a", range(10))
-        with shipping(settings, root) as at_work:
-            wait_until(lambda: at_work.shipper.trouble is not None, "nothing was said")
-            assert isinstance(at_work.shipper.trouble, BrokerRefusedError)
-            password.write_text("right\n")
-            wait_until(lambda: at_work.shipper.totals.shipped_batches == 10, "not shipped")
-        records = arrived(shipping_settings(broker.bootstrap, topic_prefix))
+    open_settings = shipping_settings(secure_broker.bootstrap, topic_prefix)
+    make_topic(open_settings)
+    assert secure_broker.sasl_bootstrap is not None
+    settings = shipping_settings(
+        secure_broker.sasl_bootstrap,
+        topic_prefix,
+        kafka_security_protocol="SASL_PLAINTEXT",
+        kafka_sasl_mechanism="SCRAM-SHA-512",
+        kafka_sasl_username="agent",
+        kafka_sasl_password_file=str(password),
+    )
+    fill(root, "node-a", range(10))
+    with shipping(settings, root) as at_work:
+        wait_until(lambda: at_work.shipper.trouble is not None, "nothing was said")
+        assert isinstance(at_work.shipper.trouble, BrokerRefusedError)
+        password.write_text("right\n")
+        wait_until(lambda: at_work.shipper.totals.shipped_batches == 10, "not shipped")
+    records = arrived(open_settings)
+    assert [record.value for record in records] == logged_payloads(root, "node-a")
+
+
+def test_a_certificate_opens_the_door_and_its_absence_is_named(
+    secure_broker: KafkaBroker, tmp_path: Path, topic_prefix: str
+) -> None:
+    """Mutual TLS ships; without a certificate the agent says that it was refused."""
+    root = tmp_path / "log"
+    open_settings = shipping_settings(secure_broker.bootstrap, topic_prefix)
+    make_topic(open_settings)
+    files = secure_broker.tls_files
+    assert files is not None
+    assert secure_broker.tls_bootstrap is not None
+    options = {"kafka_security_protocol": "SSL", "kafka_ssl_ca_file": str(files.authority)}
+    stranger = shipping_settings(secure_broker.tls_bootstrap, topic_prefix, **options)
+    fill(root, "node-a", range(10))
+    with shipping(stranger, root) as at_work:
+        wait_until(lambda: at_work.shipper.trouble is not None, "nothing was said")
+        assert isinstance(at_work.shipper.trouble, BrokerRefusedError)
+    options["kafka_ssl_certificate_file"] = str(files.client_certificate)
+    options["kafka_ssl_key_file"] = str(files.client_key)
+    drain(shipping_settings(secure_broker.tls_bootstrap, topic_prefix, **options), root)
+    records = arrived(open_settings)
     assert [record.value for record in records] == logged_payloads(root, "node-a")

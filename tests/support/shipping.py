@@ -53,10 +53,10 @@ def shipping_settings(bootstrap: str, prefix: str, **options: object) -> Setting
     return load_settings(environment={}, options={**quick, **fixed, **named})
 
 
-def make_topic(settings: Settings, partitions: int = 3, **configs: str) -> str:
-    """The topic of routing batches; gives its name."""
+def make_topic(settings: Settings, partitions: int = 3, largest: int = 9_000_000) -> str:
+    """The topic of routing batches, with its largest record in bytes; gives its name."""
     name = topic_name(settings, Topic.ROUTING)
-    configs = {"max.message.bytes": "9000000", **configs}
+    configs = {"max.message.bytes": str(largest)}
     with closing(open_admin(settings)) as admin:
         admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
     return name

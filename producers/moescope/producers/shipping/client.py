@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -120,6 +121,18 @@ class KafkaClients:
         return thread
 
     def _open(self, generation: int) -> None:
+        event = self._attempt(generation)
+        if isinstance(event, NotOpened):
+            # Connections that failed lie about in cycles, with their sockets: in a process that
+            # does nothing but wait for a broker, they would gather.
+            gc.collect()
+        with self._lock:
+            if isinstance(event, NotOpened) or not self._is_closed:
+                self._events.put(event)
+                return
+        end_producer(event.producer)
+
+    def _attempt(self, generation: int) -> Opened | NotOpened:
         producer = None
         try:
             producer = open_producer(
@@ -132,13 +145,8 @@ class KafkaClients:
         except Exception as error:  # noqa: BLE001 (an attempt must end in an event)
             if producer is not None:
                 end_producer(producer)
-            self._events.put(NotOpened(generation, self._told(error)))
-            return
-        with self._lock:
-            if not self._is_closed:
-                self._events.put(Opened(generation, producer))
-                return
-        end_producer(producer)
+            return NotOpened(generation, self._told(error))
+        return Opened(generation, producer)
 
     def _told(self, error: Exception) -> MoescopeError:
         """The error without its causes, which hold half-made clients and their sockets."""

@@ -11,6 +11,7 @@ from moescope.core.batchlog import (
     BatchLogReader,
     partition_names,
 )
+from moescope.core.errors import MoescopeError
 from moescope.producers.shipping.feed import NodeFeed
 
 if TYPE_CHECKING:
@@ -103,10 +104,10 @@ class NodeFeeds:
 
     def complain(self, node: str, error: Exception) -> None:
         """Say what concerns one node, once while it lasts."""
-        text = str(error)
-        if self._complaints.get(node) != text:
-            self._complaints[node] = text
-            _log.error("Node %s cannot ship for now: %s", node or "(all)", text)
+        kind = error.what if isinstance(error, MoescopeError) else type(error).__name__
+        if self._complaints.get(node) != kind:
+            self._complaints[node] = kind
+            _log.error("Node %s cannot ship for now: %s", node or "(all)", error)
 
     def is_well(self, node: str) -> None:
         """There is nothing to complain about any more."""
