@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from oracles.windows_plain import Record
 
 Streams = dict[int, list["Record"]]
-LAST_SILENCE_US = 1_300 * 1_000_000
-"""After so much event time everything has closed."""
+LAST_SILENCE_US = 660 * 1_000_000
+"""After so much event time everything has closed but step windows."""
+BEAT_US = 9_000_000
+"""A node that is silent for longer than 10 s is set aside, and coverage says so."""
 
 
 def topic_settings(bootstrap: str, prefix: str, **options: object) -> Settings:
@@ -72,12 +74,12 @@ def make_topics(settings: Settings) -> None:
 
 
 def make_streams(seed: int, partitions: Iterable[int], passes: int = 30) -> Streams:
-    """Streams of a few nodes per partition that end at the same time, with everything closed."""
+    """Streams of a few nodes per partition that are silent for a while at the end."""
     items = {
         number: make_stream(
             Plan(
                 seed=seed * 7 + number, nodes=2, passes=passes, training=number == 1,
-                site=f"p{number}-",
+                site=f"p{number}-", long_gaps=False, heartbeat_s=3.0,
             )
         )
         for number in partitions
@@ -85,8 +87,9 @@ def make_streams(seed: int, partitions: Iterable[int], passes: int = 30) -> Stre
     end = max((each[-1].time for each in items.values() if each), default=START_US)
     for each in items.values():
         lanes = {item.node: item.lane for item in each}
-        for late_us in (0, LAST_SILENCE_US):
-            each += [Item(node, lane, end + late_us) for node, lane in lanes.items()]
+        last = each[-1].time if each else end
+        for time_us in range(last, end + LAST_SILENCE_US, BEAT_US):
+            each += [Item(node, lane, time_us) for node, lane in lanes.items()]
     return {number: cut_stream(each, Cut(7, 300_000, repeat=9)) for number, each in items.items()}
 
 

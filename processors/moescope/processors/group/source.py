@@ -19,7 +19,12 @@ from moescope.processors.group.errors import duplicate_processor
 from moescope.processors.group.members import Rebalances
 from moescope.processors.group.offset_note import read_note
 from moescope.processors.resuming import Resumed
-from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, BrokerWatch, TopicReader
+from moescope.processors.sources.topic_reader import (
+    CONSUMER_OPTIONS,
+    BrokerWatch,
+    TopicReader,
+    rewound,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -253,6 +258,9 @@ class GroupSource:
                 number, committed.offset, NO_TIME, "The group's offset was set by hand."
             )
         name = partition_name(self._topic, number)
+        end = self._consumer.end_offsets([place], LOAD_TIMEOUT_MS)[place]
+        if end < note.emitted_to:
+            raise rewound(name, f"It ends at record {end}, but {note.emitted_to} were read.")
         progress = self._states.read(note.state)
         is_it = progress is not None and (
             progress.partition,

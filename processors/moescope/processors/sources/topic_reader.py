@@ -152,7 +152,7 @@ class TopicReader:
         except OffsetOutOfRangeError as error:
             self._find_place(error.args[0])
         except LogTruncationError as error:
-            raise _rewound(self._topic, str(error)) from error
+            raise rewound(self._topic, str(error)) from error
         except FencedInstanceIdError:
             raise
         except NoOffsetForPartitionError:
@@ -169,6 +169,7 @@ class TopicReader:
         """Ask where the partitions end; gives whether the broker told.
 
         Raises:
+            LogRewoundError: One ends before the place that is read.
             BrokerRefusedError: Who we are is not accepted.
         """
         asked_at = self._looked_at = self._clock.monotonic()
@@ -183,6 +184,8 @@ class TopicReader:
         self._watch.found()
         for place, end in ends.items():
             ahead = self._ahead[place.partition]
+            if ahead.handed_to is not None and end < ahead.fetched_to:
+                raise self._rewound(place.partition, end, ahead.fetched_to)
             ahead.note_end(end, asked_at)
             if not len(ahead) and ahead.handed_to is not None and ahead.fetched_to < end:
                 self._pass_marks(place, ahead)
@@ -244,9 +247,7 @@ class TopicReader:
                 self.note_error(error, f"asking for the beginning of {self._topic}")
                 continue
             if offset > end:
-                raise _rewound(
-                    self._name(place.partition), f"It ends at record {end}, but {offset} were read."
-                )
+                raise self._rewound(place.partition, end, offset)
             if offset < begin:
                 ahead.miss(begin, "removed by the topic's retention")
                 self._consumer.seek(place, begin)
@@ -271,6 +272,9 @@ class TopicReader:
         self._metrics.set("moescope_processor_buffered_bytes", held)
         self._metrics.set("moescope_processor_catching_up", float(behind))
 
+    def _rewound(self, number: int, end: int, offset: int) -> LogRewoundError:
+        return rewound(self._name(number), f"It ends at record {end}, but {offset} were read.")
+
     def _name(self, number: int) -> str:
         return partition_name(self._topic, number)
 
@@ -284,7 +288,8 @@ def _source_record(record: Any) -> SourceRecord:  # noqa: ANN401 (untyped librar
     return SourceRecord(record.offset, time_us, record.value or b"")
 
 
-def _rewound(place: str, why: str) -> LogRewoundError:
+def rewound(place: str, why: str) -> LogRewoundError:
+    """The error of a topic that is not the one that was read."""
     return LogRewoundError(
         f"{place} holds fewer records than were processed from it.",
         why=f"{why} The topic was made anew, or the brokers lost acknowledged records.",

@@ -1,0 +1,230 @@
+"""What a routing topic may come to, and what becomes of its windows then."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+from kafka import TopicPartition
+from support.drained_deltas import apply_deltas
+from support.fleet_processes import wait_for
+from support.processor_fleet import emitted_to
+from support.routed_topic import (
+    make_streams,
+    make_topics,
+    roll_up_embedded,
+    send,
+    topic_settings,
+)
+from support.small_windows import CONFIG, open_store
+from support.stored import tables
+from support.streams import encode
+
+from moescope.core.clock import SystemClock
+from moescope.core.kafka import (
+    BrokerUnreachableError,
+    Topic,
+    TopicMissingError,
+    open_admin,
+    open_producer,
+    topic_name,
+)
+from moescope.core.kafka.record_times import HEADER
+from moescope.core.self_metrics import SelfMetrics
+from moescope.processors.finish import WindowFinisher
+from moescope.processors.group.joining import joined_group
+from moescope.processors.pipeline import Pipeline
+from moescope.processors.pipeline_metrics import PipelineMetrics
+from moescope.processors.sources.batch_log import LogRewoundError
+from moescope.processors.sources.kafka import KafkaSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.broker_choice import Broker, SharedBroker
+
+    from moescope.core.settings import Settings
+
+PATIENCE_S = 60.0
+
+
+def roll_up(settings: Settings, store_file: Path, metrics: SelfMetrics | None = None) -> None:
+    """Read the topic into a store until nothing is left."""
+    metrics = metrics or SelfMetrics()
+    source = KafkaSource(settings, metrics, SystemClock(), patient=False)
+    with source, open_store(store_file) as store:
+        Pipeline(source, store, WindowFinisher(), CONFIG, metrics=PipelineMetrics(metrics)).run(
+            until_idle=True
+        )
+
+
+@contextmanager
+def running(pipeline: Pipeline) -> Iterator[None]:
+    """A pipeline on a thread, which is stopped at the end; raises what it raised."""
+    stop, failures = threading.Event(), []
+
+    def run() -> None:
+        try:
+            pipeline.run(stop=stop)
+        except Exception as error:  # noqa: BLE001 (raised by the test)
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def query(store_file: Path, text: str) -> list[tuple[Any, ...]]:
+    """Rows of a store that is closed."""
+    with duckdb.connect(str(store_file), read_only=True) as connection:
+        return connection.execute(text).fetchall()
+
+
+def test_truncated_records_are_a_counted_gap(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Retention took records unread: a letter says how many, coverage says where; all goes on."""
+    settings, metrics = topic_settings(kafka_broker.bootstrap, topic_prefix), SelfMetrics()
+    make_topics(settings)
+    records = make_streams(8, (0,))[0]
+    with_rows = [number for number, record in enumerate(records) if record.rows]
+    half = with_rows[len(with_rows) // 3]
+    begin = half + 9
+    store = tmp_path / "store.duckdb"
+    send(settings, {0: records[:half]})
+    roll_up(settings, store)
+    send(settings, {0: records[half:]})
+    place = TopicPartition(topic_name(settings, Topic.ROUTING), 0)
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({place: begin})
+    roll_up(settings, store, metrics)
+    partition = f"{place.topic}-0"
+    gaps = query(store, "SELECT log_offset, detail FROM dead_letters WHERE reason = 'log_gap'")
+    assert gaps == [(half, f"{begin - half} records: removed by the topic's retention")]
+    assert metrics.value("moescope_processor_gap_records_total", partition=partition) == 9
+    assert query(store, "SELECT emitted_to FROM offsets") == [(len(records),)]
+    unknown = query(store, "SELECT count(*) FROM windows WHERE level_reason = 'coverage unknown'")
+    assert unknown[0][0] > 0
+
+
+def test_headers_without_sense_leave_the_brokers_time(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Records with no headers, foreign ones, or nonsense in ours are read like all others."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(9, (0,), passes=6)[0]
+    odd = [[], [("trace", b"\x00\xff")], [(HEADER, b"")], [(HEADER, b"x" * 16)], [(HEADER, b"xyz")]]
+    with closing(open_producer(settings)) as producer:
+        for number, record in enumerate(records):
+            producer.send(
+                topic_name(settings, Topic.ROUTING),
+                encode(record),
+                partition=0,
+                timestamp_ms=record.appended // 1_000,
+                headers=odd[number % len(odd)],
+            )
+        producer.flush()
+    rounded = [record._replace(appended=record.appended // 1_000 * 1_000) for record in records]
+    roll_up(settings, tmp_path / "store.duckdb")
+    stored = query(
+        tmp_path / "store.duckdb", "SELECT log_offset, epoch_us(append_time) FROM batches"
+    )
+    assert stored
+    assert all(rounded[offset].appended == time_us for offset, time_us in stored)
+
+
+def test_topic_made_anew_is_an_error(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Records of a new topic of the same name are not taken for those that are stored."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(10, (0,), passes=6)[0]
+    send(settings, {0: records})
+    roll_up(settings, tmp_path / "store.duckdb")
+    topic = topic_name(settings, Topic.ROUTING)
+    with closing(open_admin(settings)) as admin:
+        admin.delete_topics([topic])
+        wait_for("no topic", lambda: topic not in admin.list_topics(), PATIENCE_S)
+        admin.create_topics({topic: {"num_partitions": 3}}, wait_for_metadata=True)
+    send(settings, {0: records[:3]})
+    with pytest.raises(LogRewoundError, match="holds fewer records"):
+        roll_up(settings, tmp_path / "store.duckdb")
+
+
+def test_missing_topic_and_broker_are_said(kafka_broker: SharedBroker, topic_prefix: str) -> None:
+    """Who does not want to wait is told what is missing."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    with (
+        KafkaSource(settings, SelfMetrics(), SystemClock(), patient=False) as source,
+        pytest.raises(TopicMissingError, match="does not exist"),
+    ):
+        source.partitions()
+    nobody = topic_settings("127.0.0.1:9", topic_prefix, kafka__connect_timeout=0.5)
+    with (
+        KafkaSource(nobody, SelfMetrics(), SystemClock(), patient=False) as source,
+        pytest.raises(BrokerUnreachableError),
+    ):
+        source.partitions()
+
+
+def test_restarted_broker_changes_nothing(
+    own_broker: Broker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Killed under load and started again, for both kinds of reader: the same tables."""
+    settings = topic_settings(own_broker.bootstrap, topic_prefix, processor__commit_records=8)
+    make_topics(settings)
+    # Of one partition alone: a second one would be silent while its records are being sent.
+    streams = make_streams(11, (0,))
+    before, after = {0: streams[0][:40]}, {0: streams[0][40:]}
+    ends = {f"{topic_name(settings, Topic.ROUTING)}-{n}": len(each) for n, each in streams.items()}
+    said: list[str] = []
+    alone, metrics = tmp_path / "alone.duckdb", SelfMetrics()
+    with (
+        KafkaSource(settings, metrics, SystemClock(), log=said.append) as source,
+        open_store(alone) as store,
+        joined_group(
+            settings,
+            WindowFinisher(),
+            metrics=SelfMetrics(),
+            clock=SystemClock(),
+            log=said.append,
+            config=CONFIG,
+        ) as member,
+        running(Pipeline(source, store, WindowFinisher(), CONFIG, commit_records=8)),
+        running(member),
+    ):
+        send(settings, before)
+        wait_for("some commits", lambda: member.totals.commits > 1, PATIENCE_S)
+        own_broker.kill()
+        own_broker.start()
+        send(settings, after)
+        wait_for(
+            "both to come to the end",
+            lambda: (
+                {name: each.emitted_to for name, each in store.load_progress().items()} == ends
+                and _committed(settings) == ends
+            ),
+            PATIENCE_S,
+        )
+    apply_deltas(settings, tmp_path / "group.duckdb")
+    embedded = tables(roll_up_embedded(tmp_path, settings, streams))
+    assert tables(alone) == embedded
+    assert tables(tmp_path / "group.duckdb") == embedded
+
+
+def _committed(settings: Settings) -> dict[str, int]:
+    with closing(open_admin(settings)) as admin:
+        topic = topic_name(settings, Topic.ROUTING)
+        return {f"{topic}-{n}": offset for n, offset in emitted_to(settings, admin).items()}
