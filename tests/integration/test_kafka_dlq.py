@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka import TopicPartition
 from support.batches import START_US, make_batch
 from support.kafka_settings import committed_records, kafka_settings, make_topics, variables_of
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from moescope.console.kafka.replay import ReplayOrder, replay_letters
 from moescope.core.clock import ManualClock, SystemClock
 from moescope.core.emission import DeadLetter
 from moescope.core.errors import InputError
-from moescope.core.kafka import open_producer
+from moescope.core.kafka import open_admin, open_producer
 from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.record_times import append_time_us
 from moescope.core.wire import decode, encode_batch
@@ -169,6 +170,21 @@ def test_what_cannot_be_read_is_listed_and_stays(fleet: Settings) -> None:
     (forced,) = _run(fleet, "dlq-replay", "1:1", "--again", "--yes")
     assert forced["outcome"] == "replayed"
     assert forced["incarnation"] != by_key["1:1"]["incarnation"]
+
+
+def test_letter_that_was_published_again_after_its_replay_stays_replayed(fleet: Settings) -> None:
+    """Even where the first copy of the letter has expired, the mark between them counts."""
+    letters = _letters(fleet, _batches(2), "unknown_version")
+    _publish(fleet, letters)
+    _run(fleet, "dlq-replay", "--yes")
+    _publish(fleet, letters)
+    place = TopicPartition(f"{fleet['kafka.topic_prefix']}.dlq", 0)
+    with closing(open_admin(fleet)) as admin:
+        admin.delete_records({place: 3})
+    for since in ((), ("--since", "2020-01-01")):
+        lines = _run(fleet, "dlq-replay", *since, "--yes")
+        assert [line["outcome"] for line in lines] == ["left"] * 2
+    assert len(_replayed_records(fleet)) == 2
 
 
 def test_letters_that_may_be_counted_already_have_to_be_named(fleet: Settings) -> None:

@@ -144,21 +144,32 @@ class LetterTopic:
                 place = Place(each.partition, each.offset)
                 yield TopicEntry(place, each.timestamp * 1_000, says)
 
-    def letters(self, selection: Selection) -> list[FoundLetter]:
-        """The letters that are meant, oldest first; one that came twice is there once."""
+    def letters(self, selection: Selection, *, needs_every_mark: bool = False) -> list[FoundLetter]:
+        """The letters that are meant, oldest first; one that came twice is there once.
+
+        Args:
+            selection: Which.
+            needs_every_mark: Read from the beginning even where only later letters are meant: a
+                letter that was published once more may lie behind the mark of its replay.
+        """
         found: dict[str, FoundLetter] = {}
+        marks: dict[str, ReplayMark] = {}
         order: deque[str] = deque()
-        for entry in self.entries(selection.since_us):
+        since_us = selection.since_us
+        for entry in self.entries(None if needs_every_mark else since_us):
             says = entry.says
             if isinstance(says, ReplayMark):
-                if says.key in found:
-                    found[says.key] = replace(found[says.key], mark=says)
+                marks[says.key] = says
             elif says.key not in found and selection.takes(says):
                 found[says.key] = _without_payload(entry, says)
                 order.append(says.key)
                 if selection.newest and len(order) > selection.newest:
                     del found[order.popleft()]
-        return list(found.values())
+        return [
+            replace(each, mark=marks.get(each.key))
+            for each in found.values()
+            if since_us is None or each.published_us >= since_us // 1_000 * 1_000
+        ]
 
     def payloads(self, places: Collection[Place]) -> Iterator[tuple[Place, bytes]]:
         """The payloads of letters, in the order of places, read once more."""

@@ -140,7 +140,7 @@ def replay_letters(
         # From here on another command's marks are refused, and the letters can be trusted.
         marks.init_transactions()
         topic = closing.enter_context(opened_letters(settings))
-        chosen, lines = _chosen(topic.letters(order.selection), order)
+        chosen, lines = _chosen(topic.letters(order.selection, needs_every_mark=True), order)
         agree(len(chosen))
         writer = _Writer(settings, order, clock, routing, marks)
         for written, left in _chunks(topic, chosen, order):
