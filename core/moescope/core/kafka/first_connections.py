@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from moescope.core.kafka.errors import is_refusal
 
@@ -25,6 +26,7 @@ class FirstConnections:
         self.failure: BaseException | None = None
         self._was_refused = False
         self._made: list[Any] = []
+        self._seen: WeakSet[Any] = WeakSet()
 
     def client(self, **configs: Any) -> Any:  # noqa: ANN401 (the library is untyped)
         """For the option `kafka_client` of producers, consumers and admin clients."""
@@ -44,8 +46,9 @@ class FirstConnections:
 
     def _connect(self, connect: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         connection = connect(*arguments, **options)
-        if connection.init_future.is_done:
+        if connection.init_future.is_done or connection in self._seen:
             return connection
+        self._seen.add(connection)
         authenticate = connection._sasl_authenticate  # noqa: SLF001 (there is no sign of it)
         is_checked = False
 
