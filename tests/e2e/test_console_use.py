@@ -32,6 +32,10 @@ COMMANDS = (
     ("report", "calibration"),
     *(("pattern", verb) for verb in ("list", "show", "pair")),
     *(("job", verb) for verb in ("list", "run", "pause", "resume")),
+    *(
+        ("kafka", verb)
+        for verb in ("topics-check", "topics-apply", "dlq-list", "dlq-show", "dlq-replay")
+    ),
     ("store", "migrate"),
     ("store", "export"),
     ("config", "show"),

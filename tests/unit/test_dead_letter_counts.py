@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -111,6 +112,19 @@ def test_a_storm_within_one_minute_is_bounded(time_us: int) -> None:
     assert [letter.offset for letter in letters] == [0, 1]
     assert (count.records, count.kept, count.record_bytes) == (1_000, 2, 3_000)
     assert box.take() == ([], [])
+
+
+def test_loss_told_at_the_place_of_a_letter_is_one_letter() -> None:
+    """One row per place: as many are said to be kept as there are letters."""
+    box = LetterBox("p", 2)
+    box.put_loss(replace(_letter(5), reason="state_lost", payload=b""))
+    box.put(_letter(5), START_US)
+    ((letter,), counts) = box.take()
+    assert (letter.reason, letter.payload) == ("state_lost", b"abc")
+    assert {each.reason: (each.records, each.kept) for each in counts} == {
+        "r": (1, 0),
+        "state_lost": (0, 1),
+    }
 
 
 def test_state_of_the_limit_stays_small() -> None:

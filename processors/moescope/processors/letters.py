@@ -82,16 +82,16 @@ class LetterBox:
         self._kept = dict(state)
 
     def _add(self, letter: DeadLetter, *, records: int, is_kept: bool) -> None:
+        # What was lost before a record can be told at the record's own place only.
+        is_joined = is_kept and bool(self._letters) and self._letters[-1].offset == letter.offset
         counts = self._counts.setdefault(letter.reason, [0, 0, 0])
         counts[0] += records
-        counts[1] += is_kept
+        counts[1] += is_kept and not is_joined
         counts[2] += len(letter.payload)
-        if not is_kept:
-            return
-        if self._letters and self._letters[-1].offset == letter.offset:
-            # What was lost before a record can be told at the record's own place only.
+        if is_joined:
             before = self._letters.pop()
             letter = replace(
                 letter, reason=before.reason, detail=f"{before.detail} {letter.detail}"
             )
-        self._letters.append(letter)
+        if is_kept:
+            self._letters.append(letter)
