@@ -11,9 +11,9 @@ from kafka.errors import KafkaError
 from moescope.core.control_records import ControlReader
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, explain, open_consumer, topic_name
+from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.plain_codec import PlainFormatError
 from moescope.processors.group.bounded import end_consumer
-from moescope.processors.sources.topic_reader import BrokerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -39,20 +39,6 @@ def within(seconds: float, work: Callable[[], None]) -> None:
         raise failure[0]
 
 
-def end_producer(producer: Any) -> None:  # noqa: ANN401 (untyped library)
-    """End a client without waiting for what it still wants to send.
-
-    The library's `close` first waits for every record, and leaves the sending thread at work for
-    ever when that takes too long.
-    """
-    sender = getattr(producer, "_sender", None)
-    if sender is not None:
-        sender.force_close()
-        sender.join(CLOSE_SECONDS)
-    with suppress(KafkaError, TimeoutError):
-        within(CLOSE_SECONDS, lambda: producer.close(timeout=CLOSE_SECONDS))
-
-
 def end_consumer(consumer: Any) -> None:  # noqa: ANN401 (untyped library)
     """Leave the group, if a broker answers soon, and end a client."""
     with suppress(KafkaError, TimeoutError):

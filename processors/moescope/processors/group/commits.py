@@ -13,8 +13,9 @@ from moescope.core.emission_records import emission_records, state_key
 from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
 from moescope.core.kafka import Topic, explain, open_producer, topic_name
 from moescope.core.kafka.dead_letters import dead_letter_record
+from moescope.core.kafka.ending import end_producer
 from moescope.core.kafka.places import partition_number
-from moescope.processors.group.bounded import end_producer, within
+from moescope.processors.group.bounded import within
 from moescope.processors.group.errors import duplicate_processor
 from moescope.processors.group.offset_note import OffsetNote
 from moescope.processors.resuming import CommitRefusedError
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from moescope.core.emission import Emission, PartitionProgress
+    from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.settings import Settings
-    from moescope.processors.sources.topic_reader import BrokerWatch
 
-ABORT_SECONDS = 2.0
 BACKOFF_MS = 10
 """The library looks for answers about a transaction this often."""
 
@@ -84,7 +84,8 @@ class TransactionalStore:
             )
             producer.init_transactions()
         except KafkaError as error:
-            end_producer(producer)
+            if producer is not None:
+                end_producer(producer)
             explained = explain(error, f"joining as {self._transactional_id}", self._settings)
             if not isinstance(explained, DependencyUnreachableError):
                 raise explained from error
@@ -111,9 +112,9 @@ class TransactionalStore:
         if self._producer is None:
             raise self._refused("The transaction before was left unfinished.")
         self._number += 1
-        step, producer = _Step(), self._producer
+        producer = self._producer
         try:
-            within(self._seconds, lambda: self._transact(producer, emission, claim, step))
+            within(self._seconds, lambda: self._transact(producer, emission, claim))
         except TimeoutError as error:
             # The call may yet go on: nothing may be done with this producer any more.
             self._abandon()
@@ -123,7 +124,7 @@ class TransactionalStore:
             raise duplicate_processor(claim.group_instance_id, str(error)) from error
         except KafkaError as error:
             explained = explain(error, "committing", self._settings)
-            self._end_transaction(step)
+            self._abandon()
             if isinstance(explained, InputError):
                 raise explained from error
             raise self._refused(f"{type(error).__name__}: {error}") from error
@@ -140,7 +141,6 @@ class TransactionalStore:
         producer: Any,  # noqa: ANN401 (untyped library)
         emission: Emission,
         claim: object,
-        step: _Step,
     ) -> None:
         def send(topic: str, key: bytes, value: bytes | None, headers: Any) -> Any:  # noqa: ANN401
             return producer.send(topic, value, key, list(headers), 0)
@@ -170,20 +170,14 @@ class TransactionalStore:
             for progress in emission.progress
         }
         producer.send_offsets_to_transaction(offsets, claim)
-        step.is_committing = True
         producer.commit_transaction()
 
-    def _end_transaction(self, step: _Step) -> None:
-        """Abort, where that can be done; a producer that cannot is given up."""
-        if step.is_committing:
-            self._abandon()
-            return
-        try:
-            within(ABORT_SECONDS, self._producer.abort_transaction)
-        except (KafkaError, TimeoutError):
-            self._abandon()
-
     def _abandon(self) -> None:
+        """Give the producer up: after a failure none is used again, also where it could abort.
+
+        The library keeps the offsets of a transaction that was refused, and would commit them
+        with the next one. Whoever opens a producer of our name next ends what this one left.
+        """
         producer, self._producer = self._producer, None
         if producer is not None:
             end_producer(producer)
@@ -191,10 +185,3 @@ class TransactionalStore:
     def _refused(self, why: str) -> MoescopeError:
         self._log(f"a commit was refused, its records are read again: {why}")
         return CommitRefusedError("A commit was refused.", why=why)
-
-
-class _Step:
-    """How far a transaction has come."""
-
-    def __init__(self) -> None:
-        self.is_committing = False

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.processors.config import WindowConfig
 from moescope.processors.group.commits import TransactionalStore
 from moescope.processors.group.source import GroupSource
 from moescope.processors.group.states import StateReader
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
-from moescope.processors.sources.topic_reader import BrokerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,6 @@ from moescope.processors.group.offset_note import read_note
 from moescope.processors.resuming import Resumed
 from moescope.processors.sources.topic_reader import (
     CONSUMER_OPTIONS,
-    BrokerWatch,
     TopicReader,
     rewound,
 )
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from moescope.core.clock import Clock
+    from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
     from moescope.processors.group.states import StateReader

@@ -9,8 +9,9 @@ from kafka import TopicPartition
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, TopicMissingError, open_consumer, topic_name
+from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.kafka.places import partition_name, partition_number
-from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, BrokerWatch, TopicReader
+from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from moescope.core.clock import NO_TIME
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """One record of a partition; `append_time_us` is `NO_TIME` where the log has no clock."""
+    """One record of a partition.
+
+    Attributes:
+        append_time_us: When the batch was logged; `NO_TIME` where the log has no clock.
+        arrival_us: When it got here from where it was logged; `NO_TIME` where that is the same
+            place. Batches that waited for a broker arrive long after they were logged, and those
+            of one node before those of another.
+    """
 
     offset: int
     append_time_us: int
     payload: bytes
+    arrival_us: int = NO_TIME
 
 
 @dataclass(frozen=True, slots=True)

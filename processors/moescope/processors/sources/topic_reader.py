@@ -23,9 +23,10 @@ from moescope.processors.sources.protocol import Poll, SourceRecord
 from moescope.processors.sources.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Collection, Iterable
 
     from moescope.core.clock import Clock
+    from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
 
@@ -40,26 +41,6 @@ BACKLOG_US = 10_000_000
 
 CONSUMER_OPTIONS = {"auto_offset_reset": "none", "max_poll_records": FETCHED_RECORDS}
 """A place that is gone has to be told, not silently replaced."""
-
-
-class BrokerWatch:
-    """Says when the broker goes away and when it is back: once each."""
-
-    def __init__(self, log: Callable[[str], None]) -> None:
-        self._log = log
-        self.is_away = False
-
-    def lost(self, error: DependencyUnreachableError) -> None:
-        """Nobody answers."""
-        if not self.is_away:
-            self.is_away = True
-            self._log(f"waiting for Kafka: {error.what} {error.why}".rstrip())
-
-    def found(self) -> None:
-        """Somebody answers."""
-        if self.is_away:
-            self.is_away = False
-            self._log("Kafka answers again")
 
 
 class TopicReader:
@@ -120,8 +101,8 @@ class TopicReader:
         ahead = self._ahead.get(number)
         if ahead is None or self._consumer is None:
             return Poll([], [], offset, exhausted=True, sealed=False)
-        if ahead.handed_to != offset:
-            self._reposition(number, ahead, offset)
+        if ahead.handed_to != offset and not self._reposition(number, ahead, offset):
+            return Poll([], [], offset, exhausted=True, sealed=False)
         if not len(ahead):
             self.pump(HUNGRY_SECONDS)
         poll = ahead.take(max_records, max_bytes)
@@ -217,13 +198,15 @@ class TopicReader:
         if ahead.held_bytes > self._buffer_bytes:
             self._set_paused(number, paused=True)
 
-    def _reposition(self, number: int, ahead: ReadAhead, offset: int) -> None:
+    def _reposition(self, number: int, ahead: ReadAhead, offset: int) -> bool:
+        """Go to an offset; not where the partition was taken a moment ago."""
         place = self._place(number)
         if place not in self._consumer.assignment():
-            return
+            return False
         ahead.restart(offset)
         self._consumer.seek(place, offset)
         self._set_paused(number, paused=False)
+        return True
 
     def _set_paused(self, number: int, *, paused: bool) -> None:
         place = self._place(number)
@@ -284,8 +267,9 @@ class TopicReader:
 
 def _source_record(record: Any) -> SourceRecord:  # noqa: ANN401 (untyped library)
     has_time = record.timestamp is not None and record.timestamp >= 0
-    time_us = append_time_us(record.timestamp * 1_000, record.headers) if has_time else NO_TIME
-    return SourceRecord(record.offset, time_us, record.value or b"")
+    arrival_us = record.timestamp * 1_000 if has_time else NO_TIME
+    time_us = append_time_us(arrival_us, record.headers) if has_time else NO_TIME
+    return SourceRecord(record.offset, time_us, record.value or b"", arrival_us)
 
 
 def rewound(place: str, why: str) -> LogRewoundError:

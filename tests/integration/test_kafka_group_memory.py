@@ -1,0 +1,136 @@
+"""Where a processor goes on when the memory of the one before it is gone, or it has a double."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import TopicPartition
+from kafka.structs import OffsetAndMetadata
+from support.drained_deltas import emissions_of
+from support.processor_fleet import emitted_to
+from support.routed_topic import make_streams, make_topics, send, topic_settings
+from support.small_windows import CONFIG
+
+from moescope.core.clock import SystemClock
+from moescope.core.kafka import Topic, open_admin, topic_name
+from moescope.core.self_metrics import SelfMetrics
+from moescope.processors.finish import WindowFinisher
+from moescope.processors.group.errors import DuplicateProcessorError
+from moescope.processors.group.joining import joined_group
+from moescope.processors.group.offset_note import OffsetNote, read_note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from support.broker_choice import SharedBroker
+
+    from moescope.core.settings import Settings
+    from moescope.processors.pipeline import Pipeline
+
+
+def join(settings: Settings) -> AbstractContextManager[Pipeline]:
+    """A processor of the group."""
+    return joined_group(
+        settings,
+        WindowFinisher(),
+        metrics=SelfMetrics(),
+        clock=SystemClock(),
+        log=print,
+        patient=False,
+        config=CONFIG,
+    )
+
+
+def process(settings: Settings) -> None:
+    """Be the group's only processor until nothing is left."""
+    with join(settings) as pipeline:
+        pipeline.run(until_idle=True)
+
+
+def empty_the_deltas(settings: Settings) -> None:
+    """Take all states away, as retention does with a partition that was silent for long."""
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({TopicPartition(topic_name(settings, Topic.DELTAS), 0): -1})
+
+
+def set_the_offset(settings: Settings) -> None:
+    """Put the group back to where it is, as people do with Kafka's own tools."""
+    with closing(open_admin(settings)) as admin:
+        place = TopicPartition(topic_name(settings, Topic.ROUTING), 0)
+        offset = emitted_to(settings, admin)[0]
+        admin.alter_group_offsets(
+            settings["kafka.group"], {place: OffsetAndMetadata(offset, "", -1)}
+        )
+
+
+@pytest.mark.parametrize("lose", [empty_the_deltas, set_the_offset])
+def test_lost_memory_is_said_once_and_the_stream_goes_on(
+    kafka_broker: SharedBroker, topic_prefix: str, lose: Callable[[Settings], None]
+) -> None:
+    """Records go on from the last commit; one letter tells that what was open is short."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(12, (0,))[0]
+    send(settings, {0: records[:30]})
+    process(settings)
+    lose(settings)
+    send(settings, {0: records[30:]})
+    process(settings)
+    process(settings)
+    after = [each for each in emissions_of(settings) if each.progress[0].emitted_to > 30]
+    letters = [letter for each in after for letter in each.dead_letters]
+    assert [(each.offset, each.reason) for each in letters if each.reason == "state_lost"] == [
+        (30, "state_lost")
+    ]
+    offsets = [batch.offset for each in after for batch in each.batches]
+    assert min(offsets) >= 30
+    assert after[-1].progress[0].emitted_to == len(records)
+
+
+def test_double_of_a_processor_ends_the_first(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """Two processors of one name: the first is told so, and its records are counted once."""
+    settings = topic_settings(
+        kafka_broker.bootstrap, topic_prefix, kafka__instance_id="processor-1"
+    )
+    make_topics(settings)
+    records = make_streams(13, (0,), passes=8)[0]
+    send(settings, {0: records[:20]})
+    with join(settings) as first:
+        first.run(until_idle=True)
+        with join(settings) as second:
+            stop, failures = threading.Event(), []
+
+            def go_on() -> None:
+                try:
+                    first.run(stop=stop)
+                except DuplicateProcessorError as error:
+                    failures.append(error)
+
+            second.run(until_idle=True)
+            thread = threading.Thread(target=go_on)
+            thread.start()
+            send(settings, {0: records[20:]})
+            thread.join(30)
+            stop.set()
+            thread.join()
+            second.run(until_idle=True)
+    assert failures
+    offsets = [batch.offset for each in emissions_of(settings) for batch in each.batches]
+    assert len(offsets) == len(set(offsets))
+    with closing(open_admin(settings)) as admin:
+        assert emitted_to(settings, admin) == {0: len(records)}
+
+
+def test_note_of_somebody_else_is_none() -> None:
+    """What other tools write beside an offset is not taken for a place."""
+    note = OffsetNote(7, 3, -(2**63))
+    assert read_note(note.text()) == note
+    for text in (None, "", "moved by hand", "[]", "3", '{"emitted_to": 7}'):
+        assert read_note(text) is None
+    assert read_note('{"emitted_to": "7", "state": 3, "watermark_us": 0}') is None
