@@ -1,4 +1,4 @@
-"""A storm of malformed records: the stream goes on, all are counted, a few kept and published."""
+"""Storms of malformed records: the stream goes on, all are counted, a few kept and published."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+from support.drained_deltas import apply_deltas
+from support.fleet_processes import Nursery, wait_for
 from support.kafka_settings import committed_records
+from support.processor_fleet import PATIENCE_S, ProcessorFleet
 from support.routed_topic import (
     Streams,
     make_streams,
@@ -39,12 +42,12 @@ KEPT_PER_MINUTE = 60
 MINUTE_US = 60_000_000
 
 
-def _poisoned(streams: Streams) -> Streams:
+def _poisoned(streams: Streams, number_bad: int) -> Streams:
     """The streams with as many malformed records between their own, spread over their time."""
     poisoned: Streams = {}
     for number, records in streams.items():
-        between = BAD // len(streams) // len(records) + 1
-        left = BAD // len(streams)
+        left = number_bad // len(streams)
+        between = left // len(records) + 1
         poisoned[number] = []
         for record in records:
             poisoned[number].append(record)
@@ -75,23 +78,13 @@ def test_stream_goes_on_through_a_storm_of_malformed_records(
     )
     make_topics(settings)
     clean = make_streams(5, (0, 1))
-    streams = _poisoned(clean)
+    streams = _poisoned(clean, BAD)
     send(settings, streams)
     file = tmp_path / "store.duckdb"
     source = KafkaSource(settings, SelfMetrics(), SystemClock(), patient=False)
     with source, open_store(file) as store:
         Pipeline(source, store, WindowFinisher(), CONFIG, commit_records=500).run(until_idle=True)
-    with duckdb.connect(str(file), read_only=True) as connection:
-        ledger = connection.execute(
-            "SELECT sum(records), sum(kept), sum(record_bytes) FROM dead_letter_counts"
-        ).fetchone()
-        kept = connection.execute("SELECT count(*) FROM dead_letters").fetchone()
-    bad = [
-        len(encode(record)) for each in streams.values() for record in each if not record.readable
-    ]
-    assert len(bad) >= BAD
-    assert ledger == (len(bad), _kept(streams), sum(bad))
-    assert kept == (_kept(streams),)
+    _check_ledger(file, streams)
     (tmp_path / "poisoned").mkdir()
     embedded, found = (
         tables(roll_up_embedded(tmp_path / "poisoned", settings, streams)),
@@ -103,6 +96,47 @@ def test_stream_goes_on_through_a_storm_of_malformed_records(
     undisturbed = roll_up_embedded(tmp_path / "clean", settings, clean)
     assert _counted(undisturbed) == _counted(file)
     _check_published(settings, file, _kept(streams))
+
+
+def test_letters_of_a_group_are_published_once_though_a_processor_is_killed(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Killed in the middle of a commit among malformed records: ledger and topic stay exact."""
+    settings = topic_settings(
+        kafka_broker.bootstrap,
+        topic_prefix,
+        data__directory=str(tmp_path / "data"),
+        processor__commit_records=64,
+        processor__commit_interval=0.2,
+    )
+    make_topics(settings)
+    streams = _poisoned(make_streams(5, (0, 1)), 800)
+    send(settings, streams)
+    with Nursery(tmp_path / "logs") as nursery:
+        fleet = ProcessorFleet(settings, nursery)
+        doomed = fleet.start(dies_in_commit=3)
+        wait_for("the end of a processor", lambda: not doomed.is_running, PATIENCE_S)
+        processor = fleet.start()
+        fleet.wait_until_processed({number: len(each) for number, each in streams.items()})
+        processor.stop()
+    apply_deltas(settings, tmp_path / "store.duckdb")
+    _check_ledger(tmp_path / "store.duckdb", streams)
+    keys = [each.key for each in _published(settings)]
+    assert len(keys) == len(set(keys)) == _kept(streams)
+
+
+def _check_ledger(file: Path, streams: Streams) -> None:
+    """All malformed records are counted, and as many kept as are to be."""
+    with duckdb.connect(str(file), read_only=True) as connection:
+        ledger = connection.execute(
+            "SELECT sum(records), sum(kept), sum(record_bytes) FROM dead_letter_counts"
+        ).fetchone()
+        kept = connection.execute("SELECT count(*) FROM dead_letters").fetchone()
+    bad = [
+        len(encode(record)) for each in streams.values() for record in each if not record.readable
+    ]
+    assert ledger == (len(bad), _kept(streams), sum(bad))
+    assert kept == (_kept(streams),)
 
 
 def _counted(file: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
