@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +15,7 @@ from support.shared_rows import SECOND, RowProcessor, make_records
 
 from moescope.console.opened_store import opened_store
 from moescope.console.store_work import run_store
-from moescope.core.errors import SettingsError
+from moescope.core.errors import InputError, SettingsError
 from moescope.core.settings import load_settings
 from moescope.storage.errors import StoreInUseError
 
@@ -97,7 +98,7 @@ def test_standbys_take_over_and_apply_everything_once(
         run_store(settings, threading.Event())
     standbys = [start("second", "--standby"), start("third", "--standby")]
     for each in standbys:
-        wait_for("a standby", lambda each=each: told(each, "standby: "), PATIENCE_SECONDS)
+        wait_for("a standby", partial(told, each, "standby: "), PATIENCE_SECONDS)
     wait_for("standbys' health", lambda: waiting(settings) == 2, PATIENCE_SECONDS)
     unneeded = start("unneeded", "--standby")
     wait_for("a standby", lambda: told(unneeded, "standby: "), PATIENCE_SECONDS)
@@ -152,3 +153,10 @@ def test_no_brokers_is_a_clear_error(tmp_path: Path) -> None:
     settings = load_settings(environment={}, options={"data.directory": str(tmp_path)})
     with pytest.raises(SettingsError, match="moescope run all"):
         run_store(settings, threading.Event())
+
+
+def test_a_standby_never_resets_processors(tmp_path: Path) -> None:
+    """Left in a unit file, that would throw their work away at each take-over."""
+    settings = kafka_settings("127.0.0.1:1", "nobody", data__directory=str(tmp_path))
+    with pytest.raises(InputError, match="cannot reset"):
+        run_store(settings, threading.Event(), standby=True, reset_processors=True)

@@ -77,7 +77,7 @@ def test_plain_values_come_back(value: object) -> None:
     assert same(unpack(pack(value, NOTHING), NOTHING), value)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(EMISSIONS)
 def test_emissions_come_back(emission: Emission) -> None:
     """Every field of every class of an emission survives the way through records."""
@@ -89,7 +89,7 @@ def test_emissions_come_back(emission: Emission) -> None:
     assert assembler.begins_at is None
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(EMISSIONS, st.data())
 def test_damaged_bytes_raise_one_error(emission: Emission, data: st.DataObject) -> None:
     """Whatever is cut off or flipped ends in the one error, or is a value nevertheless."""
@@ -206,7 +206,7 @@ def sent(emission: Emission, sender: str, number: int) -> list[EmissionRecord]:
         return emission_records(emission, sender, number)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.lists(EMISSIONS, min_size=2, max_size=3), st.randoms(use_true_random=False))
 def test_interleaved_senders_are_kept_apart(emissions: list[Emission], random: Random) -> None:
     """Parts of several senders in any mixture give each sender's emission whole."""
@@ -223,7 +223,7 @@ def test_interleaved_senders_are_kept_apart(emissions: list[Emission], random: R
     assert (assembler.begins_at, assembler.forgotten) == (None, 0)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(EMISSIONS.filter(lambda each: each.progress), EMISSIONS, st.randoms(use_true_random=False))
 def test_states_are_found_by_their_first_record(
     emission: Emission, other: Emission, random: Random
@@ -300,6 +300,17 @@ def test_records_of_others_are_told_apart() -> None:
         with pytest.raises(PlainFormatError):
             assembler.add(EmissionRecord(b"k", b"v", each))
     assert assembler.begins_at is None
+
+
+def test_emissions_of_other_things_are_refused() -> None:
+    """A value of known classes in the wrong places is no emission, and is passed over."""
+    for wrong in ({"deltas": (1,)}, {"batches": PROGRESSED.progress}, {"histograms": ()}):
+        assembler = EmissionAssembler()
+        *before, last = emission_records(replace(PROGRESSED, **wrong), "a", 1)
+        assert [assembler.add(each) for each in before] == [None] * len(before)
+        with pytest.raises(PlainFormatError):
+            assembler.add(last)
+        assert assembler.begins_at is None
 
 
 def test_what_belongs_to_the_transport_stays_behind() -> None:

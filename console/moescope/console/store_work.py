@@ -12,7 +12,7 @@ from moescope.console.warming import warm_finisher
 from moescope.console.watch import Health, HealthStatus, serving
 from moescope.console.watch.periodic import periodically
 from moescope.console.watch.store_figures import StoreFigures
-from moescope.core.errors import SettingsError
+from moescope.core.errors import InputError, SettingsError
 from moescope.core.self_metrics import SelfMetrics
 from moescope.storage.errors import StoreInUseError
 
@@ -50,6 +50,7 @@ def run_store(
     Raises:
         SettingsError: No brokers are named.
         StoreInUseError: Another process owns the store, and this one is no standby.
+        InputError: A standby is to reset processors.
         ProcessorsActiveError: Processors are to be reset, and one is running.
         MoescopeError: What reading, the store or the export raised.
     """
@@ -58,6 +59,12 @@ def run_store(
             "A fleet's store needs Kafka, and kafka.bootstrap_servers is empty.",
             next_step="Set it, for example MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; without "
             "Kafka, `moescope run all` does everything on one machine.",
+        )
+    if standby and reset_processors:
+        raise InputError(
+            "A standby cannot reset processors.",
+            why="It would do so whenever it takes over.",
+            next_step="Start the owner once with --reset-processors and without --standby.",
         )
     run = _Run(settings, stop)
     with serving(settings, run.metrics, "store", status=run.health):
@@ -76,7 +83,10 @@ class _Run:
 
     def health(self) -> Health:
         """What the health file says; a failure ends the process, and so needs no status."""
-        return self._health
+        if self._health.status is not HealthStatus.OK:
+            return self._health
+        commits = self.metrics.value("moescope_store_commits_total")
+        return Health(facts={**self._health.facts, "commits": int(commits)})
 
     def work(self, *, standby: bool, reset_processors: bool, until_idle: bool) -> None:
         """Open the store, sooner or later, and own it."""

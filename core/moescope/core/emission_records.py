@@ -258,8 +258,8 @@ class EmissionAssembler:
 def _assembled(waiting: _Waiting) -> Emission | None:
     """The emission; None where the states of some partitions were not there to read."""
     emission = unpack(b"".join(waiting.pieces), EMISSION_KINDS)
-    if not isinstance(emission, Emission):
-        raise PlainFormatError(f"An emission is a {type(emission).__name__}.")
+    if not isinstance(emission, Emission) or not _is_sound(emission):
+        raise PlainFormatError("The value of a record is no emission.")
     states = {
         progress.partition: progress
         for progress in (_progress(b"".join(each)) for each in waiting.states.values())
@@ -267,6 +267,22 @@ def _assembled(waiting: _Waiting) -> Emission | None:
     if any(each.partition not in states for each in emission.progress):
         return None
     return replace(emission, progress=tuple(states[each.partition] for each in emission.progress))
+
+
+_MEMBERS: Final = {
+    "progress": PartitionProgress, "windows": FinishedWindows, "deltas": SharedDelta,
+    "batches": BatchAccount, "dead_letters": DeadLetter, "references": TrailingReference,
+    "nodes": NodeStatus, "dead_letter_counts": DeadLetterCount, "histograms": HistogramKey,
+}  # fmt: skip
+
+
+def _is_sound(emission: Emission) -> bool:
+    """Whether its fields hold what they are for; the reader of bytes checks no types."""
+    return isinstance(emission.histograms, dict) and all(
+        isinstance(each, kind)
+        for name, kind in _MEMBERS.items()
+        for each in getattr(emission, name)
+    )
 
 
 def _part_of(record: EmissionRecord) -> _Part | None:
