@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from benchmarks.broker import fleet_settings
-from benchmarks.rolling import EVERY, shapes
+from benchmarks.rolling import EVERY, forget_cursors, shapes
 from moescope.core.clock import SystemClock
 from moescope.core.self_metrics import SelfMetrics
 from moescope.processors.finish import WindowFinisher
@@ -62,6 +62,7 @@ class FleetRolling:
         self._settings = fleet_settings(
             self._broker, f"fleet-{next(_numbers)}", **{"data.directory": str(self._folder)}
         )
+        forget_cursors(self._log.root)
         self._ship(self._settings, self._log)
 
     def run(self) -> None:
@@ -82,7 +83,7 @@ class FleetRolling:
             DeltasReader(
                 self._settings, store, SelfMetrics(), SystemClock(), print, on_applied=look
             ).run(stop)
-        self._processor.wait()
+        self._processor.end()
         self.processor_cpu.append(self._processor.cpu_seconds() - began)
 
     @property

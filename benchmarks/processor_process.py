@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
 
 _DONE = "done"
+_STOP = "stop"
 
 
 class ProcessorProcess:
-    """Runs `moescope run processor --until-idle`, again and again, without the start each time."""
+    """Is `moescope run processor`, again and again, without the start of Python each time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -38,21 +39,25 @@ class ProcessorProcess:
         options = {
             name: settings[name] for name, origin in settings.origins.items() if origin == "option"
         }
-        assert self._process.stdin is not None  # noqa: S101 (a pipe)
-        self._process.stdin.write(json.dumps(options) + "\n")
-        self._process.stdin.flush()
+        self._tell(json.dumps(options))
 
-    def wait(self) -> None:
-        """Wait until it has read and committed everything.
+    def end(self) -> None:
+        """Let it leave the group.
 
         Raises:
             AssertionError: It failed.
         """
+        self._tell(_STOP)
         assert self._process.stdout is not None  # noqa: S101 (a pipe)
         said = self._process.stdout.readline().strip()
         if said != _DONE:
             message = f"the processor said {said!r}"
             raise AssertionError(message)
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None  # noqa: S101 (a pipe)
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
 
     def cpu_seconds(self) -> float:
         """Of the process, up to now."""
@@ -70,17 +75,26 @@ class ProcessorProcess:
 
 
 def main() -> None:
-    """What the process does: a line of options in, a line when it is done."""
+    """What the process does: a line of options in, one to stop, and one out when it has."""
     # Whatever the processor prints would be taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     from moescope.console.processor_work import run_processor  # noqa: PLC0415 (after that)
     from moescope.console.warming import warm_finisher  # noqa: PLC0415
 
     warm_finisher()
-    for line in sys.stdin:
+    while line := sys.stdin.readline():
         settings = load_settings(environment={}, options=json.loads(line))
-        run_processor(settings, threading.Event(), until_idle=True)
+        stop = threading.Event()
+        waiting = threading.Thread(target=_stop_when_told, args=(stop,))
+        waiting.start()
+        run_processor(settings, stop)
+        waiting.join()
         print(_DONE, file=answers, flush=True)
+
+
+def _stop_when_told(stop: threading.Event) -> None:
+    sys.stdin.readline()
+    stop.set()
 
 
 if __name__ == "__main__":
