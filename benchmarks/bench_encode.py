@@ -88,7 +88,7 @@ def measure(scale: Scale) -> Result:
         topic="encode",
         title="Encoding in the agent",
         text=TEXT,
-        order=4,
+        order=5,
         figures=[
             Figure(
                 what="ids → routing batch",

@@ -89,7 +89,7 @@ def measure(scale: Scale) -> Result:
         topic="finish",
         title="Metrics of finished windows",
         text=TEXT,
-        order=7,
+        order=8,
         figures=[
             Figure(
                 what="no trailing reference", unit=unit, values=per_row["alone"], better="lower",

@@ -122,7 +122,7 @@ def measure(scale: Scale) -> Result:
         figures += _figures(f"decode step of {PASS_REQUESTS} requests, {what}", decode, 100)
         figures += _figures(f"prompt of 1,024 tokens, {what}", prompts, None)
     figures.append(_agent_throughput(ids, scale))
-    return Result(topic="recorder", title="Recording", text=TEXT, order=6, figures=figures)
+    return Result(topic="recorder", title="Recording", text=TEXT, order=7, figures=figures)
 
 
 def _start_agent(ring: Path, log: Path) -> subprocess.Popen[str]:

@@ -78,7 +78,7 @@ def measure(scale: Scale) -> Result:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         figures += _queries(Path(folder), scale)
-    return Result(topic="start", title="Starting and asking", text=TEXT, order=8, figures=figures)
+    return Result(topic="start", title="Starting and asking", text=TEXT, order=9, figures=figures)
 
 
 def _queries(directory: Path, scale: Scale) -> list[Figure]:

@@ -199,7 +199,7 @@ def measure(scale: Scale) -> Result:
         for which, domain in (("largest", worst), ("smallest", best)):
             name = f"real popularity, {label}, {which} of {len(by_domain)} domains ({domain})"
             figures += _figures(name, by_domain[domain], experts, top_k)
-    return Result(topic="wire_size", title="Size on the wire", text=TEXT, order=5, figures=figures)
+    return Result(topic="wire_size", title="Size on the wire", text=TEXT, order=6, figures=figures)
 
 
 if __name__ == "__main__":

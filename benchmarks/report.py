@@ -116,6 +116,8 @@ def _section(result: Result) -> Iterator[str]:
     yield ""
     yield result.text.strip()
     yield ""
+    if not result.figures:
+        return
     yield "| " + " | ".join(HEAD) + " |"
     yield "|---" + "|---:" * (len(HEAD) - 1) + "|"
     for row in rows(result):

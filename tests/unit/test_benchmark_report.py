@@ -69,3 +69,14 @@ def test_quick_results_are_marked(tmp_path: Path, repository_root: Path) -> None
     text = rendered(tmp_path, repository_root, result(), second)
     assert "these are no figures" in text
     assert text.index("## First") < text.index("## Second")
+
+
+def test_section_that_was_left_out_says_so_without_a_table(
+    tmp_path: Path, repository_root: Path
+) -> None:
+    """A benchmark that the machine could not run is named, and shows no empty table."""
+    left_out = result(text="Left out: no broker.", figures=[], profiles=[])
+    text = rendered(tmp_path, repository_root, left_out)
+    section = text[text.index("## First") :]
+    assert "Left out: no broker." in section
+    assert "|" not in section
