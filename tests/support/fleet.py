@@ -6,16 +6,14 @@ them but what they tell through Kafka, their metrics and their exit codes.
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from support.fleet_load import longer
+from support.fleet_load import ENDING_US, longer
 from support.fleet_processes import FleetError, wait_for
 from support.fleet_roles import run_command, write_load
 from support.fleet_topic import end_offsets, read_topic
@@ -230,6 +228,10 @@ class Fleet:
         )
         return member
 
+    def working(self) -> list[Member]:
+        """Processors that were not asked to leave."""
+        return [worker for worker in self.workers if worker.process is not None]
+
     def check(self) -> None:
         """See that whoever should live does.
 
@@ -252,6 +254,8 @@ class Fleet:
         for agent in self.agents:
             self.start(agent)
         self.start_load(seconds)
+        wait_for("a load", lambda: all(map(log_ends, self.log_roots())), RECOVERY_S)
+        self.wait_for_standby()
 
     def start_load(self, seconds: float) -> None:
         """Start to write the load of every machine."""
@@ -263,6 +267,7 @@ class Fleet:
                 machine,
                 self.machine_folder(machine) / "log",
                 now,
+                self._stage_file(machine),
             )
             for machine in longer(self.machines, seconds)
         ]
@@ -271,20 +276,29 @@ class Fleet:
         """Wait until the owner owns."""
         wait_for("an owner", lambda: owns(self.owner), seconds)
 
+    def wait_for_standby(self, seconds: float = RECOVERY_S) -> None:
+        """Wait until the standby stands by."""
+        wait_for(
+            "a standby", lambda: self.standby.metrics().get("moescope_store_standby") == 1, seconds
+        )
+
     def end_load(self) -> None:
         """Stop writing, let every window close, and wait until all of it is stored."""
-        for writer in self._writers:
-            writer.ask_to_stop()
-        # Heartbeats follow at once; whoever writes them last has to have done so.
-        time.sleep(1.0)
-        self.wait_until_shipped()
-        self.wait_until_stored(end_offsets(self.bootstrap, self.routing), DRAIN_S)
-        for writer in self._writers:
-            os.kill(writer.pid, signal.SIGUSR1)
+        for stage in range(1, len(ENDING_US) + 1):
+            for writer in self._writers:
+                writer.ask_to_stop()
+            wait_for("the load ends", partial(self._is_at, stage), RECOVERY_S)
+            self.wait_until_shipped()
+            self.wait_until_stored(end_offsets(self.bootstrap, self.routing), DRAIN_S)
         for writer in self._writers:
             writer.wait()
-        self.wait_until_shipped()
-        self.wait_until_stored(end_offsets(self.bootstrap, self.routing), DRAIN_S)
+
+    def _is_at(self, stage: int) -> bool:
+        files = [self._stage_file(machine) for machine in self.machines]
+        return all(file.exists() and int(file.read_text()) == stage for file in files)
+
+    def _stage_file(self, machine: Machine) -> Path:
+        return self.folder / f"{machine.name}.stage"
 
     def stop_all(self) -> None:
         """Let every member end in order."""
@@ -357,8 +371,7 @@ def next_offset_metric(topic: str, partition: int) -> str:
 
 def owns(member: Member) -> bool:
     """Whether it owns the store."""
-    told = member.metrics()
-    return "moescope_store_fencing_token" in told and not told.get("moescope_store_standby")
+    return "moescope_store_fencing_token" in member.metrics()
 
 
 def log_ends(root: Path) -> dict[Path, int]:

@@ -84,19 +84,22 @@ class Saboteur:
             ends = end_offsets(self._fleet.bootstrap, self._fleet.routing)
             begin = time.monotonic()
             self._acts[fault]()
+            if fault is Fault.OWNER_KILLED:
+                self._fleet.wait_for_owner()
             if fault in (Fault.AGENT_KILLED, Fault.BROKER_KILLED):
                 # What the logs held is to arrive as well.
                 self._fleet.wait_until_shipped()
                 ends = end_offsets(self._fleet.bootstrap, self._fleet.routing)
             seconds = self._fleet.wait_until_stored(ends, start=begin)
             self._fleet.check()
+            self._fleet.wait_for_standby()
             self.recoveries.seconds.setdefault(fault, []).append(seconds)
             told(f"{number}/{len(order)} {fault}: {seconds:.1f} s")
         if self._is_away:
             self._force_rebalance()
 
     def _kill_processor(self) -> None:
-        worker = self._chance.choice(self._fleet.workers)
+        worker = self._chance.choice(self._fleet.working())
         worker.now.kill()
         self._restart(worker)
 
@@ -130,7 +133,7 @@ class Saboteur:
         self._is_away = not self._is_away
 
     def _pause_processor(self) -> None:
-        worker = self._chance.choice([one for one in self._fleet.workers if one.process])
+        worker = self._chance.choice(self._fleet.working())
         worker.now.pause()
         time.sleep(float(self._fleet.common["kafka.session_timeout"]) + BEYOND_SESSION_S)
         worker.now.resume()

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from support.fleet_load import CLOSING_US, SILENCE_US, due_records, events_begin
+from support.fleet_load import ENDING_US, due_records, events_begin
 from support.streams import encode
 
 from moescope.core.kafka import open_producer
@@ -62,10 +62,11 @@ def spoilt(payload: bytes, how: str, chance: Random) -> bytes:
 
 def hostile_delivery(
     machines: Sequence[Machine], seconds: float, start_us: int, chance: Random
-) -> list[Sent]:
+) -> list[list[Sent]]:
     """The machines' records in order, then some of them moved, repeated and spoilt.
 
-    The last records of each node, which close everything, arrive as they should.
+    The last records of each node, which close everything, arrive as they should, in parts that
+    have to be processed one after the other.
     """
     due = sorted(
         (one.seconds, machine.name, number, one.record, machine.clock_error_us)
@@ -85,7 +86,7 @@ def hostile_delivery(
         one._replace(spoil=chance.choice(ways)) if chance.random() < POISON_SHARE else one
         for one in delivered
     ]
-    return delivered + _last(sent)
+    return [delivered, *_last(sent)]
 
 
 def _reordered(sent: Sequence[Sent], chance: Random) -> list[Sent]:
@@ -109,14 +110,15 @@ def _repeated(sent: Sequence[Sent], chance: Random) -> list[Sent]:
     return [one for _, one in sorted(places, key=lambda each: each[0])]
 
 
-def _last(sent: Sequence[Sent]) -> list[Sent]:
+def _last(sent: Sequence[Sent]) -> list[list[Sent]]:
     """Heartbeats of every node after its last record: nothing earlier follows."""
     newest: dict[str, Sent] = {}
     for one in sent:
         if one.record.readable:
             newest[one.node] = one
     found = []
-    for number, ahead in enumerate((CLOSING_US, SILENCE_US), start=1):
+    for number, ahead in enumerate(ENDING_US, start=1):
+        part = []
         for one in newest.values():
             latest = max(
                 each.record.watermark
@@ -126,7 +128,8 @@ def _last(sent: Sequence[Sent]) -> list[Sent]:
             record = one.record._replace(
                 sequence=one.record.sequence + number, rows=(), watermark=latest + ahead
             )
-            found.append(one._replace(record=record))
+            part.append(one._replace(record=record))
+        found.append(part)
     return found
 
 

@@ -27,10 +27,11 @@ SECOND_US = 1_000_000
 EVENT_SECONDS_PER_SECOND = 0.4
 STREAM_SECONDS_PER_SECOND = 3.0
 """How quickly a stream goes by; its pauses shrink to fit."""
-CLOSING_US = 9 * SECOND_US
-"""Heartbeats that far ahead close every time window, while no node is behind another."""
 SILENCE_US = 700 * SECOND_US
-"""Heartbeats that far ahead close all that is open, tasks too, after their 10 min."""
+ENDING_US = (9 * SECOND_US, 61 * SECOND_US, SILENCE_US)
+"""How far ahead the heartbeats after a load are, each kind once the one before is processed: the
+first close every time window while no node is behind another; with the second, processors hand
+out what they hold of a task's minute; the last close tasks, after their 10 min."""
 REQUESTS_PER_TASK = 15
 WRITE_SECONDS = 0.05
 PASSES_PER_SECOND = 4.5
@@ -134,26 +135,28 @@ class LoadWriter:
         self._writers: dict[str, BatchLogWriter] = {}
         self._records: dict[str, Record] = {}
         self._sequence: dict[str, int] = {}
+        self._last: int | None = None
         self._closing = ExitStack()
         self._written = 0
         self.payload_bytes = 0
 
-    def run(self, stop: Callable[[], bool], finish: Callable[[], bool]) -> int:
+    def run(self, stages: Callable[[], int], told: Callable[[int], None]) -> int:
         """Write until told to stop, then tell of the silence to come; gives the records written.
 
         Args:
-            stop: Whether the load is over.
-            finish: Whether the first heartbeats after it have been processed everywhere.
+            stages: How many kinds of heartbeats may be written now; 0: the load goes on.
+            told: Called with the number of kinds that are written.
         """
         begin = self._clock.monotonic()
         with self._closing:
-            while not stop():
+            while not stages():
                 self.write_until(self._clock.monotonic() - begin)
                 self._clock.sleep(WRITE_SECONDS)
-            self.write_heartbeats(CLOSING_US)
-            while not finish():
-                self._clock.sleep(WRITE_SECONDS)
-            self.write_heartbeats(SILENCE_US)
+            for stage, ahead_us in enumerate(ENDING_US):
+                while stages() <= stage:
+                    self._clock.sleep(WRITE_SECONDS)
+                self.write_heartbeats(ahead_us)
+                told(stage + 1)
         return self._written
 
     def write_until(self, seconds: float) -> None:
@@ -166,19 +169,19 @@ class LoadWriter:
 
     def write_heartbeats(self, ahead_us: int) -> None:
         """One per node: nothing earlier follows."""
-        last = max(record.watermark for record in self._records.values() if record.rows)
+        if self._last is None:
+            self._last = max(record.watermark for record in self._records.values())
         for node, record in list(self._records.items()):
             self._write(
                 record._replace(
-                    sequence=self._sequence[node] + 1, rows=(), watermark=last + ahead_us
+                    sequence=self._sequence[node] + 1, rows=(), watermark=self._last + ahead_us
                 )
             )
 
     def _write(self, record: Record) -> None:
         if record.readable:
             self._sequence[record.node] = record.sequence
-            if record.rows or record.node not in self._records:
-                self._records[record.node] = record
+            self._records[record.node] = record
         payload = encode(record._replace(appended=self._clock.now_us(), clock_error=0))
         self.payload_bytes += len(payload)
         self._writer(record.node).append(payload)

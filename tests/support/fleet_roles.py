@@ -56,16 +56,26 @@ def run_command(
     main()
 
 
-def write_load(machine: Machine, root: Path, start_us: int) -> None:
-    """Write a load: SIGTERM ends it, SIGUSR1 allows the last heartbeats."""
-    asked: set[int] = set()
+def write_load(machine: Machine, root: Path, start_us: int, stage_file: Path) -> None:
+    """Write a load: the first SIGTERM ends it, each one allows one kind of heartbeats.
+
+    Args:
+        machine: What is written.
+        root: Log root of the machine.
+        start_us: When the load begins.
+        stage_file: Says how many kinds of heartbeats are written.
+    """
+    asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:  # noqa: ANN401 (signal's signature)
-        asked.add(number)
+        asked.append(number)
+
+    def tell(stage: int) -> None:
+        half = stage_file.with_suffix(".half")
+        half.write_text(str(stage))
+        half.replace(stage_file)
 
     signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGUSR1, ask)
     if machine.clock_error_us:
         set_clock_wrong(machine.clock_error_us)
-    writer = LoadWriter(machine, root, SystemClock(), start_us)
-    writer.run(lambda: signal.SIGTERM in asked, lambda: signal.SIGUSR1 in asked)
+    LoadWriter(machine, root, SystemClock(), start_us).run(lambda: len(asked), tell)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from support.fleet_judge import Verdict
     from support.fleet_processes import Nursery
 
-LONGEST_LOAD_S = 5_400.0
+LOAD_S, LOAD_S_PER_FAULT = 60.0, 15.0
+"""A load is planned that long; it ends with the last fault."""
 MACHINES = (
     Machine("east", 11, repeat=9),
     Machine("west", 12, nodes=3, training=True),
@@ -89,7 +90,7 @@ def sabotage(
     """
     begin = time.monotonic()
     fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES, named=named)
-    fleet.start_all(LONGEST_LOAD_S)
+    fleet.start_all(LOAD_S + LOAD_S_PER_FAULT * sum(faults.values()))
     time.sleep(warm_up_s)
     saboteur = Saboteur(fleet, stage.broker, Random(stage.seed), programs)  # noqa: S311 (moments)
     saboteur.run(faults, stage.told)
