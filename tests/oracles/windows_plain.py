@@ -83,6 +83,7 @@ class Record(NamedTuple):
     clock_error: int = 0
     readable: bool = True
     appended: int = 0
+    arrived: int | None = None
 
 
 @dataclass(eq=False)
@@ -180,20 +181,52 @@ class Watermarks:
         self.nodes: dict[str, int] = {}
         self.skewed: set[str] = set()
         self.partition = NO_TIME
+        self.arrived: int | None = None
+        self.arrival_clock = 0
+        self.waiting: dict[str, tuple[int, int]] = {}
+        self.given_up: set[str] = set()
 
     def show(self, record: Record) -> None:
         """Take in a record's watermark."""
         if abs(record.clock_error) > SKEW_US:
             self.skewed.add(record.node)
+            self.given_up.discard(record.node)
+            self.waiting.pop(record.node, None)
         else:
             self.skewed.discard(record.node)
         known = self.nodes.get(record.node, NO_TIME)
         self.nodes[record.node] = max(known, record.watermark)
-        taking_part = [mark for node, mark in self.nodes.items() if node not in self.skewed]
-        if taking_part:
-            fastest = max(taking_part)
-            active = [mark for mark in taking_part if fastest - mark <= BEHIND_US]
-            self.partition = max(self.partition, min(active))
+        if record.arrived is not None and self.arrived is not None:
+            # What is longer than a second was nobody's fault: no record came from anyone.
+            self.arrival_clock += min(max(record.arrived - self.arrived, 0), SECOND)
+        self.arrived = record.arrived
+        taking_part = {
+            node: mark
+            for node, mark in self.nodes.items()
+            if node not in self.skewed and mark != NO_TIME
+        }
+        if not taking_part:
+            return
+        fastest = max(taking_part.values())
+        for node, mark in taking_part.items():
+            if fastest - mark <= BEHIND_US:
+                self.waiting.pop(node, None)
+                self.given_up.discard(node)
+            elif record.arrived is None or self._has_waited_enough(node, mark):
+                self.given_up.add(node)
+        waited_for = [mark for node, mark in taking_part.items() if node not in self.given_up]
+        self.partition = max(self.partition, min(waited_for))
+
+    def _has_waited_enough(self, node: str, mark: int) -> bool:
+        """Whether others' records came for 10 s while a node that is behind gained nothing."""
+        now = self.arrival_clock
+        since, mark_then = self.waiting.setdefault(node, (now, mark))
+        if now - since < 10 * SECOND:
+            return False
+        if mark - mark_then >= 1.5 * (now - since):
+            self.waiting[node] = (now, mark)
+            return False
+        return True
 
 
 class Partition:

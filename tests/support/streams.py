@@ -403,7 +403,12 @@ def encode(record: Record) -> bytes:
 def source_records(records: list[Record]) -> list[SourceRecord]:
     """Records as a source gives them."""
     return [
-        SourceRecord(offset, record.appended, encode(record))
+        SourceRecord(
+            offset,
+            record.appended,
+            encode(record),
+            NO_TIME if record.arrived is None else record.arrived,
+        )
         for offset, record in enumerate(records)
     ]
 

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 SEQUENCE_WINDOW = 4096
 BEHIND_US = 10_000_000
+PATIENCE_US = 10_000_000
+"""How long records of others arrive before a node that is behind is no longer waited for."""
+ARRIVAL_GAP_US = 1_000_000
+"""More than this between two arrivals is a broker's silence, which is no node's fault."""
 SKEW_US = 60_000_000
 REMEMBERED_INCARNATIONS = 8
 RETIRED_INCARNATIONS = 4096
@@ -77,6 +81,8 @@ class Node:
     incarnations: dict[int, Incarnation] = field(default_factory=dict)
     retired: list[int] = field(default_factory=list)
     mix: Mix = field(default_factory=dict)
+    waited: tuple[int, int] | None = None
+    """Arrival clock and own watermark when waiting for it began; None: it is not behind."""
 
     def sight(self, incarnation: int, sequence: int) -> tuple[Sighting, int]:
         """Record a batch's identity; see :meth:`Incarnation.sight`.
@@ -96,11 +102,18 @@ class Node:
 
 
 class NodeTable:
-    """All producers of a partition, and the partition's watermark."""
+    """All producers of a partition, and the partition's watermark.
+
+    A node that is behind the fastest is set aside. Where records arrive from elsewhere, though,
+    a broker that was away makes them arrive in heaps, one node's after the other's: there a node
+    is set aside only when others' records have been arriving for 10 s and it has gained nothing.
+    """
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
         self.watermark_us = NO_TIME
+        self._arrival_clock_us = 0
+        self._last_arrival_us = NO_TIME
 
     def node(self, name: str) -> Node:
         """The node, new if it was not known."""
@@ -109,12 +122,15 @@ class NodeTable:
             known = self.nodes[name] = Node(name)
         return known
 
-    def note_time(self, node: Node, watermark_us: int, *, skewed: bool) -> None:
+    def note_time(
+        self, node: Node, watermark_us: int, *, skewed: bool, arrival_us: int = NO_TIME
+    ) -> None:
         """Take a batch's watermark, and move the partition's."""
+        self._note_arrival(arrival_us)
         if watermark_us != NO_TIME and not skewed:
             node.watermark_us = max(node.watermark_us, watermark_us)
         if skewed:
-            node.state = NodeState.CLOCK_SKEW
+            node.state, node.waited = NodeState.CLOCK_SKEW, None
         elif node.state is NodeState.CLOCK_SKEW:
             node.state = NodeState.ACTIVE
         timed = [
@@ -128,10 +144,36 @@ class NodeTable:
         lowest = fastest
         for known in timed:
             behind = fastest - known.watermark_us > BEHIND_US and fastest != END_OF_TIME
-            known.state = NodeState.SET_ASIDE if behind else NodeState.ACTIVE
-            if not behind:
+            set_aside = self._is_given_up(known, behind=behind, arrives=arrival_us != NO_TIME)
+            known.state = NodeState.SET_ASIDE if set_aside else NodeState.ACTIVE
+            if not set_aside:
                 lowest = min(lowest, known.watermark_us)
         self.watermark_us = max(self.watermark_us, lowest)
+
+    def _note_arrival(self, arrival_us: int) -> None:
+        if NO_TIME not in {arrival_us, self._last_arrival_us}:
+            passed = arrival_us - self._last_arrival_us
+            self._arrival_clock_us += min(max(passed, 0), ARRIVAL_GAP_US)
+        self._last_arrival_us = arrival_us
+
+    def _is_given_up(self, node: Node, *, behind: bool, arrives: bool) -> bool:
+        """Whether a node is set aside now."""
+        if not behind:
+            node.waited = None
+            return False
+        if not arrives or node.state is NodeState.SET_ASIDE:
+            return True
+        if node.waited is None:
+            node.waited = self._arrival_clock_us, node.watermark_us
+        began_us, from_us = node.waited
+        waited_us = self._arrival_clock_us - began_us
+        if waited_us < PATIENCE_US:
+            return False
+        if 2 * (node.watermark_us - from_us) >= 3 * waited_us:
+            # It is not slow or silent, it brings what had to wait: faster than time passes.
+            node.waited = self._arrival_clock_us, node.watermark_us
+            return False
+        return True
 
     def set_aside_us(self) -> tuple[int, ...]:
         """Watermarks of the nodes that are behind and not waited for, in ascending order."""
@@ -156,6 +198,7 @@ class NodeTable:
         """JSON-able state."""
         return {
             "watermark_us": self.watermark_us,
+            "arrivals": [self._arrival_clock_us, self._last_arrival_us],
             "nodes": [
                 {
                     "name": node.name,
@@ -165,6 +208,7 @@ class NodeTable:
                     "lost_rows": node.lost_rows,
                     "gaps": node.gaps,
                     "retired": node.retired,
+                    "waited": node.waited,
                     "mix": [[phase, scene, rows] for (phase, scene), rows in node.mix.items()],
                     "incarnations": [
                         [number, known.high, f"{known.seen:x}"]
@@ -178,6 +222,7 @@ class NodeTable:
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a saved state."""
         self.watermark_us = state["watermark_us"]
+        self._arrival_clock_us, self._last_arrival_us = state["arrivals"]
         self.nodes = {
             saved["name"]: Node(
                 saved["name"],
@@ -192,6 +237,7 @@ class NodeTable:
                 },
                 list(saved["retired"]),
                 {(phase, scene): rows for phase, scene, rows in saved["mix"]},
+                tuple(saved["waited"]) if saved["waited"] else None,
             )
             for saved in state["nodes"]
         }

@@ -134,7 +134,9 @@ class Partition:
         if live:
             self._note_steps(node, batch)
             node.mix = mix_of(batch) or node.mix
-            self._nodes.note_time(node, header.watermark_us, skewed=skewed)
+            self._nodes.note_time(
+                node, header.watermark_us, skewed=skewed, arrival_us=record.arrival_us
+            )
             self._account(record, batch, account, missing, skewed=skewed)
             self._advance()
 

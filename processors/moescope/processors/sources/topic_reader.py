@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
 from kafka.errors import (
+    CorruptRecordError,
     FencedInstanceIdError,
     KafkaError,
     LogTruncationError,
@@ -38,6 +39,10 @@ AWAY_LOOK_SECONDS = 3.0
 LOOK_TIMEOUT_MS = 2_000
 BACKLOG_US = 10_000_000
 """What is read so long after it was appended is a backlog."""
+
+ALONE_MS = 200
+UNREADABLE = (CorruptRecordError, UnicodeDecodeError)
+"""A checksum that is wrong, or the name of a header that is no text."""
 
 CONSUMER_OPTIONS = {"auto_offset_reset": "none", "max_poll_records": FETCHED_RECORDS}
 """A place that is gone has to be told, not silently replaced."""
@@ -136,6 +141,8 @@ class TopicReader:
             raise rewound(self._topic, str(error)) from error
         except FencedInstanceIdError:
             raise
+        except UNREADABLE:
+            self._step_over_unreadable()
         except NoOffsetForPartitionError:
             # Given a moment ago: its place is set when somebody asks for it.
             pass
@@ -165,9 +172,9 @@ class TopicReader:
         self._watch.found()
         for place, end in ends.items():
             ahead = self._ahead[place.partition]
-            if ahead.handed_to is not None and end < ahead.fetched_to:
-                raise self._rewound(place.partition, end, ahead.fetched_to)
             ahead.note_end(end, asked_at)
+            if ahead.is_rewound:
+                raise self._rewound(place.partition, end, ahead.fetched_to)
             if not len(ahead) and ahead.handed_to is not None and ahead.fetched_to < end:
                 self._pass_marks(place, ahead)
         self._report()
@@ -216,6 +223,34 @@ class TopicReader:
             self._consumer.pause(place)
         elif place in self._consumer.paused():
             self._consumer.resume(place)
+
+    def _step_over_unreadable(self) -> None:
+        """Pass over records that the client cannot read; it does not say whose they are.
+
+        Each partition is read alone. The rest of a record's batch cannot be read either.
+        """
+        consumer, assignment = self._consumer, self._consumer.assignment()
+        reading = {
+            self._place(number): ahead
+            for number, ahead in self._ahead.items()
+            if ahead.handed_to is not None and self._place(number) in assignment
+        }
+        were_paused = consumer.paused()
+        consumer.pause(*reading)
+        for place, ahead in reading.items():
+            consumer.resume(place)
+            while True:
+                try:
+                    fetched = consumer.poll(timeout_ms=ALONE_MS)
+                except UNREADABLE as error:
+                    bad = ahead.fetched_to
+                    ahead.miss(bad + 1, f"unreadable ({type(error).__name__})")
+                    consumer.seek(place, bad + 1)
+                else:
+                    self._add(place.partition, fetched.get(place, []))
+                    break
+            consumer.pause(place)
+        consumer.resume(*(place for place in reading if place not in were_paused))
 
     def _find_place(self, out_of_range: dict[Any, int]) -> None:
         """Go on where the log begins now, when what would come next is gone."""
