@@ -22,6 +22,7 @@ from moescope.processors.pipeline_metrics import PipelineMetrics
 from moescope.processors.sources.kafka import KafkaSource
 from moescope.storage.control_topic import ControlPublisher
 from moescope.storage.deltas import DeltasReader
+from moescope.storage.stragglers import PatientStore
 
 if TYPE_CHECKING:
     import threading
@@ -104,7 +105,14 @@ class FleetWork:
         parts, settings = self._parts, self._parts.settings
         if settings["store.source"] == "deltas":
             self._align(stop, is_patient=not until_idle)
-            reader = DeltasReader(settings, parts.store, self._metrics, parts.clock, note)
+            reader = DeltasReader(
+                settings,
+                parts.store,
+                self._metrics,
+                parts.clock,
+                note,
+                waits_for_stragglers=not until_idle,
+            )
             reader.run(stop, until_idle=until_idle)
             return
         with KafkaSource(
@@ -112,7 +120,7 @@ class FleetWork:
         ) as source:
             Pipeline(
                 source,
-                parts.store,
+                parts.store if until_idle else PatientStore(parts.store, parts.clock),
                 parts.finisher,
                 WindowConfig.from_settings(settings),
                 commit_interval=settings["processor.commit_interval"],

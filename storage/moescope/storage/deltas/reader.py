@@ -15,6 +15,7 @@ from moescope.storage.deltas.topic import DeltasGap, DeltasTopic
 from moescope.storage.deltas.unread import UnreadPartitions
 from moescope.storage.errors import EmissionRefusedError
 from moescope.storage.progress import check_continues, is_contained
+from moescope.storage.stragglers import PatientStore
 
 if TYPE_CHECKING:
     import threading
@@ -47,6 +48,8 @@ class DeltasReader:
         log: Told of what people should know.
         retry_seconds: How long a commit that failed for a passing reason is tried again.
         on_applied: Called after each transaction.
+        waits_for_stragglers: Whether partitions that were just left behind are waited for, as
+            where more will come.
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class DeltasReader:
         *,
         retry_seconds: float = 60.0,
         on_applied: Callable[[], None] | None = None,
+        waits_for_stragglers: bool = False,
     ) -> None:
-        self._store = store
+        self._store = PatientStore(store, clock) if waits_for_stragglers else store
         self._metrics = metrics
         self._clock = clock
         self._log = log
