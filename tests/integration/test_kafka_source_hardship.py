@@ -144,6 +144,41 @@ def test_headers_without_sense_leave_the_brokers_time(
     assert all(rounded[offset].appended == time_us for offset, time_us in stored)
 
 
+class NoText(str):
+    """The name of a header that the client sends as it is, and cannot read."""
+
+    __slots__ = ()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:  # noqa: ARG002
+        """Bytes that are not UTF-8."""
+        return b"\xff\xfe"
+
+
+def test_records_that_the_client_cannot_read_are_a_counted_gap(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Headers whose names are no text: a letter for each, and the rest is read."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    streams = make_streams(14, (0, 1), passes=8)
+    topic = topic_name(settings, Topic.ROUTING)
+    send(settings, {0: streams[0][:10], 1: streams[1]})
+    with closing(open_producer(settings)) as producer:
+        for _ in range(3):
+            producer.send(topic, b"x", partition=0, headers=[(NoText("a"), b"")]).get(timeout=30)
+    send(settings, {0: streams[0][10:]})
+    roll_up(settings, tmp_path / "store.duckdb")
+    letters = query(
+        tmp_path / "store.duckdb",
+        "SELECT log_offset, detail FROM dead_letters WHERE reason = 'log_gap'",
+    )
+    assert sorted(letters) == [
+        (offset, "1 records: unreadable (CorruptRecordError)") for offset in (10, 11, 12)
+    ]
+    ends = query(tmp_path / "store.duckdb", "SELECT emitted_to FROM offsets ORDER BY partition")
+    assert ends == [(len(streams[0]) + 3,), (len(streams[1]),)]
+
+
 def test_topic_made_anew_is_an_error(
     kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 CONFIRMED_SECONDS = 5.0
 """An end that was asked for longer ago says nothing about now."""
+REWOUND_LOOKS = 3
+"""A new leader may know less for a moment than the one before has told."""
 SERVED_SECONDS = 120.0
 """A partition whose end nobody tells for so long is not waited for."""
 
@@ -31,6 +33,7 @@ class ReadAhead:
         self._items: deque[SourceRecord | SourceGap] = deque()
         self._asked_at = now
         self._confirmed = False
+        self._short_looks = 0
         self.handed_to: int | None = None
         self.fetched_to = 0
         self.held_bytes = 0
@@ -44,7 +47,17 @@ class ReadAhead:
     @property
     def is_read(self) -> bool:
         """Whether everything up to the known end was handed out."""
-        return not self._items and self.end is not None and self.fetched_to >= self.end
+        return (
+            not self._items
+            and not self._short_looks
+            and self.end is not None
+            and self.fetched_to >= self.end
+        )
+
+    @property
+    def is_rewound(self) -> bool:
+        """Whether the partition ends before what was read, and did so each time of several."""
+        return self._short_looks >= REWOUND_LOOKS
 
     @property
     def lag(self) -> int:
@@ -79,7 +92,11 @@ class ReadAhead:
         if self.fetched_to == 0 and not self._items:
             self.fetched_to = end
             return
-        self._items.append(SourceGap(self.fetched_to, end, reason))
+        first, last = self.fetched_to, self._items[-1] if self._items else None
+        if isinstance(last, SourceGap) and (last.end, last.reason) == (first, reason):
+            self._items.pop()
+            first = last.first
+        self._items.append(SourceGap(first, end, reason))
         self.fetched_to = end
 
     def take(self, max_records: int, max_bytes: int) -> Poll:
@@ -109,6 +126,8 @@ class ReadAhead:
     def note_end(self, end: int, now: float) -> None:
         """Take the partition's end as it is at a moment of the monotonic clock."""
         self.end = end
+        is_short = self.handed_to is not None and end < self.fetched_to
+        self._short_looks = self._short_looks + 1 if is_short else 0
         self._asked_at = now
         self._confirmed = True
 

@@ -40,7 +40,6 @@ LOOK_TIMEOUT_MS = 2_000
 BACKLOG_US = 10_000_000
 """What is read so long after it was appended is a backlog."""
 
-ALONE_MS = 200
 UNREADABLE = (CorruptRecordError, UnicodeDecodeError)
 """A checksum that is wrong, or the name of a header that is no text."""
 
@@ -78,6 +77,7 @@ class TopicReader:
         self._consumer: Any = None
         self._ahead: dict[int, ReadAhead] = {}
         self._pumped_at = self._looked_at = float("-inf")
+        self._unreadable: tuple[Any, int] | None = None
 
     @property
     def numbers(self) -> Collection[int]:
@@ -133,6 +133,10 @@ class TopicReader:
         pause = AWAY_LOOK_SECONDS if self._watch.is_away else LOOK_SECONDS
         if now - self._looked_at >= pause:
             self.look_at_ends()
+        self._fetch(wait_ms)
+        self._pumped_at = self._clock.monotonic()
+
+    def _fetch(self, wait_ms: int) -> None:
         try:
             fetched = self._consumer.poll(timeout_ms=wait_ms)
         except OffsetOutOfRangeError as error:
@@ -141,8 +145,8 @@ class TopicReader:
             raise rewound(self._topic, str(error)) from error
         except FencedInstanceIdError:
             raise
-        except UNREADABLE:
-            self._step_over_unreadable()
+        except UNREADABLE as error:
+            self._step_over_unreadable(error)
         except NoOffsetForPartitionError:
             # Given a moment ago: its place is set when somebody asks for it.
             pass
@@ -151,7 +155,6 @@ class TopicReader:
         else:
             for partition, records in fetched.items():
                 self._add(partition.partition, records)
-        self._pumped_at = self._clock.monotonic()
 
     def look_at_ends(self) -> bool:
         """Ask where the partitions end; gives whether the broker told.
@@ -224,33 +227,27 @@ class TopicReader:
         elif place in self._consumer.paused():
             self._consumer.resume(place)
 
-    def _step_over_unreadable(self) -> None:
-        """Pass over records that the client cannot read; it does not say whose they are.
+    def _step_over_unreadable(self, error: Exception) -> None:
+        """Pass over a record that the client cannot read, and the rest of its batch after it.
 
-        Each partition is read alone. The rest of a record's batch cannot be read either.
+        The client does not say whose record it was, and would go round in a circle with what it
+        has begun to read of it: both are found where it keeps it.
         """
-        consumer, assignment = self._consumer, self._consumer.assignment()
-        reading = {
-            self._place(number): ahead
-            for number, ahead in self._ahead.items()
-            if ahead.handed_to is not None and self._place(number) in assignment
-        }
-        were_paused = consumer.paused()
-        consumer.pause(*reading)
-        for place, ahead in reading.items():
-            consumer.resume(place)
-            while True:
-                try:
-                    fetched = consumer.poll(timeout_ms=ALONE_MS)
-                except UNREADABLE as error:
-                    bad = ahead.fetched_to
-                    ahead.miss(bad + 1, f"unreadable ({type(error).__name__})")
-                    consumer.seek(place, bad + 1)
-                else:
-                    self._add(place.partition, fetched.get(place, []))
-                    break
-            consumer.pause(place)
-        consumer.resume(*(place for place in reading if place not in were_paused))
+        begun = getattr(getattr(self._consumer, "_fetcher", None), "_next_partition_records", None)
+        if begun is None:
+            self.note_error(error, f"reading {self._topic}")
+            return
+        begun.drain()
+        ahead = self._ahead.get(begun.topic_partition.partition)
+        if ahead is None or ahead.handed_to is None:
+            return
+        bad = ahead.fetched_to
+        if self._unreadable != (begun.topic_partition, bad):
+            # The fault may have come on the way: fetched once more.
+            self._unreadable = (begun.topic_partition, bad)
+        else:
+            ahead.miss(bad + 1, f"unreadable ({type(error).__name__})")
+            self._consumer.seek(begun.topic_partition, bad + 1)
 
     def _find_place(self, out_of_range: dict[Any, int]) -> None:
         """Go on where the log begins now, when what would come next is gone."""
