@@ -73,31 +73,15 @@ def send_in_pieces(
         between.get(piece, lambda: time.sleep(0.2))()
 
 
-def test_three_processors_give_the_tables_of_one_process(
-    settings: Settings, fleet: ProcessorFleet, tmp_path: Path
-) -> None:
-    """One partition each: every table equals the embedded one's, bit for bit."""
-    streams = make_streams(5, (0, 1, 2))
-    processors = [fleet.start() for _ in range(3)]
-    fleet.wait_for_members(1, 1, 1)
-    send_in_pieces(settings, streams, {})
-    fleet.wait_until_processed(ends_of(streams))
-    for processor in processors:
-        processor.stop()
-    apply_deltas(settings, tmp_path / "s.duckdb")
-    embedded = roll_up_embedded(tmp_path, settings, streams)
-    assert tables(tmp_path / "s.duckdb") == tables(embedded)
-
-
 def test_kills_pauses_and_rebalances_change_nothing(
     settings: Settings, fleet: ProcessorFleet, tmp_path: Path
 ) -> None:
     """Killed in a transaction, frozen past its session, joining and leaving: the same tables."""
-    streams = make_streams(6, (0, 1, 2))
+    streams = make_streams(6, (0, 1, 2), passes=24)
     first = fleet.start(dies_in_commit=6)
-    second = fleet.start()
-    fleet.wait_for_members(1, 2)
-    third = []
+    second, third = fleet.start(), fleet.start()
+    fourth = []
+    fleet.wait_for_members(1, 1, 1)
 
     def wait_for_the_first_to_die() -> None:
         end = time.monotonic() + 30
@@ -114,18 +98,17 @@ def test_kills_pauses_and_rebalances_change_nothing(
         streams,
         {
             3: wait_for_the_first_to_die,
-            4: lambda: third.append(fleet.start()),
             6: freeze_the_second,
             7: second.resume,
             8: lambda: fleet.wait_for_members(1, 2),
-            9: lambda: third[0].stop(),  # noqa: PLW0108 (it is not there yet)
-            10: lambda: third.append(fleet.start()),
+            9: third.stop,
+            10: lambda: fourth.append(fleet.start()),
         },
     )
     assert not first.is_running
     fleet.wait_until_processed(ends_of(streams))
     second.stop()
-    third[1].stop()
+    fourth[0].stop()
     apply_deltas(settings, tmp_path / "s.duckdb")
     embedded = roll_up_embedded(tmp_path, settings, streams)
     assert tables(tmp_path / "s.duckdb") == tables(embedded)
