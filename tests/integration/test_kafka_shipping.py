@@ -45,6 +45,20 @@ def drain(settings: Settings, root: Path) -> Shipper:
     return shipper
 
 
+def test_draining_waits_for_what_was_logged_a_moment_ago(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A feed that has seen the end of its log looks again: what an agent flushes last is there."""
+    settings = shipping_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topic(settings)
+    with Shipper(settings, tmp_path, SelfMetrics()) as shipper:
+        for last in range(1, 6):
+            fill(tmp_path, "node-a", range(last - 1, last))
+            assert shipper.drain(seconds=60) == 0
+            assert cursor_offsets(tmp_path / "node-a") == {"kafka": last}
+    assert [record.value for record in arrived(settings)] == logged_payloads(tmp_path, "node-a")
+
+
 def test_everything_arrives_once_in_order_with_its_key(
     kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -128,6 +128,10 @@ class NodeFeed:
         """
         self._cursor.advance(self.done_to)
 
+    def look_again(self) -> None:
+        """Forget that the end was seen: something may have been appended since."""
+        self._is_at_end = False
+
     def end_offset(self) -> int:
         """Offset after the last record of the log.
 

@@ -89,9 +89,10 @@ class NodeFeeds:
         return [self._feeds[name] for name in order]
 
     def ends(self) -> dict[str, int]:
-        """Offset after the last record of each."""
+        """Offset after the last record of each, as it is now."""
         ends = {}
         for feed in self:
+            feed.look_again()
             try:
                 ends[feed.node] = feed.end_offset()
             except BatchLogError as error:
