@@ -411,24 +411,22 @@ def test_a_full_log_loses_nothing_that_fits_the_ring(tmp_path: Path) -> None:
 
 
 def test_batches_that_the_cap_drops_are_reported(tmp_path: Path) -> None:
-    """Rows in the log + rows reported as dropped from it = rows recorded."""
+    """Rows in the log + rows that its batches tell as dropped = rows recorded.
+
+    What a batch told that was itself dropped is told again: nobody has heard it.
+    """
     bench = Bench(tmp_path, AgentSettings(log=WriterSettings(byte_cap=4_000, durability="none")))
-    told: dict[int, tuple[int, int]] = {}
     for position in range(60):
         bench.record("a", position)
         bench.agent.drain()
-        for batch, *_ in logged(bench.root):
-            told[batch.header.sequence] = (
-                batch.header.drops.log_batches,
-                batch.header.drops.log_rows,
-            )
-    assert sorted(told) == list(range(60))
-    told_batches, told_rows = map(sum, zip(*told.values(), strict=True))
-    first_kept = logged(bench.root)[0].batch.header.sequence
-    # What the very last append dropped, a batch of one row each, would be told by the next one.
-    untold = first_kept - told_batches
-    assert told_batches == told_rows > 30
-    assert len(serials(bench)) + told_rows + untold == 60
+    kept = [batch.header for batch, *_ in logged(bench.root)]
+    dropped = kept[0].sequence
+    assert dropped > 30
+    assert len(serials(bench)) + dropped == 60
+    told_batches = sum(header.drops.log_batches for header in kept)
+    assert told_batches == sum(header.drops.log_rows for header in kept)
+    # The very last append dropped one segment; the next batch would tell of that.
+    assert dropped - 4 <= told_batches <= dropped
     bench.close()
 
 

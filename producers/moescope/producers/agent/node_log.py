@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moescope.core.batch import DropCounters
 from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSettings
 from moescope.core.wire import BatchDecodeError, peek_identity
 
@@ -22,6 +23,15 @@ class LastBatch(NamedTuple):
     ring_to: int
 
 
+class _Appended(NamedTuple):
+    offset: int
+    rows: int
+    told: DropCounters
+
+
+_NOTHING: Final = DropCounters()
+
+
 class NodeLog:
     """Appends batches of one node, and knows what the byte cap took away.
 
@@ -33,8 +43,10 @@ class NodeLog:
 
     Attributes:
         last: The newest batch when the log was opened, or None.
-        reported_batches: Dropped batches that a batch header has told already.
-        reported_rows: Dropped rows that a batch header has told already.
+        reported_batches: Dropped batches that a batch header has told, in batches that were not
+            dropped themselves.
+        reported_rows: Dropped rows, the same way.
+        untold_rejected_rows: Rejected rows that only dropped batches have told.
 
     Raises:
         BatchLogError: The partition cannot be opened.
@@ -47,9 +59,10 @@ class NodeLog:
         except BaseException:
             self._writer.close()
             raise
-        self._rows: deque[tuple[int, int]] = deque()
+        self._appended: deque[_Appended] = deque()
         self._counted_batches = self._writer.dropped_records
         self._dropped_rows = 0
+        self.untold_rejected_rows = 0
         self.reported_batches = self._counted_batches
         self.reported_rows = 0
 
@@ -60,18 +73,20 @@ class NodeLog:
 
     @property
     def dropped_rows(self) -> int:
-        """Rows of the dropped batches that this object appended."""
+        """Rows of the dropped batches that this object appended, and those that they told lost."""
         return self._dropped_rows
 
-    def append(self, payload: bytes, ring_from: int, ring_to: int, rows: int) -> None:
-        """Append one batch of that many rows.
+    def append(
+        self, payload: bytes, ring_from: int, ring_to: int, rows: int, told: DropCounters = _NOTHING
+    ) -> None:
+        """Append one batch of that many rows, whose header tells of these drops.
 
         Raises:
             BatchLogAppendError: Nothing was appended.
         """
         try:
             offset = self._writer.append(payload, ring_from, ring_to)
-            self._rows.append((offset, rows))
+            self._appended.append(_Appended(offset, rows, told))
         finally:
             self._count_drops()
 
@@ -89,13 +104,21 @@ class NodeLog:
 
     def _count_drops(self) -> None:
         removed = []
-        while self._rows and self._rows[0][0] < self._writer.first_offset:
-            removed.append(self._rows.popleft()[1])
+        while self._appended and self._appended[0].offset < self._writer.first_offset:
+            removed.append(self._appended.popleft())
         dropped = self._writer.dropped_records - self._counted_batches
         if dropped:
             # Of what the cap removed, the oldest may have been read: the newest were not.
-            self._dropped_rows += sum(removed[-dropped:])
+            for batch in removed[-dropped:]:
+                self._forget(batch)
             self._counted_batches += dropped
+
+    def _forget(self, batch: _Appended) -> None:
+        """Count a batch that nobody will read; what it told has to be told again."""
+        self._dropped_rows += batch.rows + batch.told.ring_rows
+        self.reported_batches -= batch.told.log_batches
+        self.reported_rows -= batch.told.log_rows
+        self.untold_rejected_rows += batch.told.rejected_rows
 
 
 def _last_batch(root: Path, node: str) -> LastBatch | None:

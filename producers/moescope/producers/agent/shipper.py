@@ -66,7 +66,7 @@ class _Prepared(NamedTuple):
     note: Note
     rows: int
     context_rows: int
-    lost_rows: int
+    told: DropCounters
 
 
 @dataclass(slots=True)
@@ -296,10 +296,11 @@ class RingShipper:
         )
         self._log.reported_batches += drops.log_batches
         self._log.reported_rows += drops.log_rows
+        self._log.untold_rejected_rows = 0
         self._outbox.append(
             _Prepared(
                 payload, self._done.position, note, rows, len(grouped.request) - rows,
-                drops.ring_rows,
+                drops,
             )
         )  # fmt: skip
         self._done = done
@@ -338,7 +339,7 @@ class RingShipper:
             ring_rows=lost + (0 if done.inherited else self.reader.inherited_rows),
             log_batches=self._log.dropped_batches - self._log.reported_batches,
             log_rows=self._log.dropped_rows - self._log.reported_rows,
-            rejected_rows=rejected - done.rejected_rows,
+            rejected_rows=rejected - done.rejected_rows + self._log.untold_rejected_rows,
         )
         return drops, _Done(done.sequence + 1, position, rows, rejected, inherited=True)
 
@@ -360,14 +361,16 @@ class RingShipper:
         while self._outbox:
             batch = self._outbox[0]
             self.reader.note(batch.note)
-            self._log.append(batch.payload, batch.ring_from, batch.note.position, batch.rows)
+            self._log.append(
+                batch.payload, batch.ring_from, batch.note.position, batch.rows, batch.told
+            )
             self._outbox.popleft()
             self._latest_batch = self._clock.monotonic()
             counters.batches += 1
             counters.heartbeats += batch.rows == 0 and batch.context_rows == 0
             counters.rows += batch.rows
             counters.context_rows += batch.context_rows
-            counters.lost_rows += batch.lost_rows
+            counters.lost_rows += batch.told.ring_rows
             counters.payload_bytes += len(batch.payload)
             self._has_unconfirmed = True
         return True
