@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
@@ -121,6 +122,11 @@ class DeltasReader:
         if self._clock.monotonic() - self._looked_at >= LOOK_SECONDS:
             self._look()
         items = self._topic.fetch()
+        if items:
+            # What was there before these emissions were made is known as unread from now on.
+            # A broker that is gone meanwhile must not take along what was fetched.
+            with suppress(DependencyUnreachableError):
+                self._look()
         for item in items:
             if isinstance(item, DeltasGap):
                 self._pass_gap(item)

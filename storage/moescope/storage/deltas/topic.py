@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 FETCHED_RECORDS: Final = 64
 POLL_MS: Final = 200
 ASK_MS: Final = 2_000
-_OPTIONS: Final = {"auto_offset_reset": "none", "max_poll_records": FETCHED_RECORDS}
-"""A place that is gone has to be told, not silently replaced."""
+_OPTIONS: Final = {
+    # A place that is gone has to be told, not silently replaced.
+    "auto_offset_reset": "none",
+    "max_poll_records": FETCHED_RECORDS,
+    # A broker answers in turn: asking for ends waits for what was asked for before.
+    "fetch_max_wait_ms": 100,
+}
 
 
 @dataclass(frozen=True, slots=True)
