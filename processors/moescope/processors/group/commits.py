@@ -72,20 +72,10 @@ class TransactionalStore:
         """
         if self._producer is not None:
             return True
-        producer = None
         try:
-            producer = open_producer(
-                self._settings,
-                transactional_id=self._transactional_id,
-                transaction_timeout_ms=round(self._seconds * 1e3),
-                delivery_timeout_ms=round(self._seconds * 1e3),
-                request_timeout_ms=round(self._seconds * 5e2),
-                retry_backoff_ms=BACKOFF_MS,
-            )
-            producer.init_transactions()
+            self._end_what_is_open()
+            self._producer = self._joined()
         except KafkaError as error:
-            if producer is not None:
-                end_producer(producer)
             explained = explain(error, f"joining as {self._transactional_id}", self._settings)
             if not isinstance(explained, DependencyUnreachableError):
                 raise explained from error
@@ -94,8 +84,45 @@ class TransactionalStore:
         except DependencyUnreachableError as error:
             self._watch.lost(error)
             return False
-        self._producer = producer
         return True
+
+    def _joined(self) -> Any:  # noqa: ANN401 (untyped library)
+        """A producer of our name, whose earlier transaction the coordinator has ended."""
+        producer = open_producer(
+            self._settings,
+            transactional_id=self._transactional_id,
+            transaction_timeout_ms=round(self._seconds * 1e3),
+            delivery_timeout_ms=round(self._seconds * 1e3),
+            request_timeout_ms=round(self._seconds * 5e2),
+            retry_backoff_ms=BACKOFF_MS,
+        )
+        try:
+            producer.init_transactions()
+        except BaseException:
+            end_producer(producer)
+            raise
+        return producer
+
+    def _end_what_is_open(self) -> None:
+        """Abort a transaction in every place that one of ours writes to.
+
+        A coordinator that restarts with its broker may end a transaction without a mark in its
+        partitions: while the broker's metadata has no leader for one, it takes the topic for
+        deleted (Kafka 4.3.1). The next commit of our name would then commit what was refused,
+        too. What is written here proves that there is a leader, and the marks of its abort end
+        whatever was left open.
+        """
+        producer = self._joined()
+        try:
+            producer.begin_transaction()
+            for topic in (self._deltas, self._dlq):
+                producer.send(topic, b"", b"", [], 0).get(self._seconds)
+            place = {TopicPartition(self._routing, 0): OffsetAndMetadata(0, "", -1)}
+            producer.send_offsets_to_transaction(place, self._settings["kafka.group"])
+            producer.abort_transaction()
+        finally:
+            # Never used for more: the library may keep offsets of what was aborted.
+            end_producer(producer)
 
     def apply(self, emission: Emission) -> None:
         """Commit an emission, its partitions' states and places, and its dead letters.
