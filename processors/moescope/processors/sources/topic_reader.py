@@ -43,8 +43,13 @@ BACKLOG_US = 10_000_000
 UNREADABLE = (CorruptRecordError, UnicodeDecodeError)
 """A checksum that is wrong, or the name of a header that is no text."""
 
-CONSUMER_OPTIONS = {"auto_offset_reset": "none", "max_poll_records": FETCHED_RECORDS}
-"""A place that is gone has to be told, not silently replaced."""
+CONSUMER_OPTIONS = {
+    # A place that is gone has to be told, not silently replaced.
+    "auto_offset_reset": "none",
+    "max_poll_records": FETCHED_RECORDS,
+    # A broker answers in turn: asking for ends waits for what was asked for before.
+    "fetch_max_wait_ms": 100,
+}
 
 
 class TopicReader:
