@@ -35,11 +35,14 @@ def test_a_partition_that_nobody_serves_is_given_up_and_taken_back() -> None:
     clock.sleep(119.0)
     partitions.note_progress([progress("b", 3)])
     partitions.note_ends({"a": 6, "b": 10})
-    assert (partitions.unread(), partitions.unserved()) == ({"a", "b"}, set())
+    assert partitions.unread() == {"a", "b"}
+    assert partitions.unserved() == set()
     clock.sleep(2.0)
-    assert (partitions.unread(), partitions.unserved()) == ({"b"}, {"a"})
+    assert partitions.unread() == {"b"}
+    assert partitions.unserved() == {"a"}
     partitions.note_progress([progress("a", 1)])
-    assert (partitions.unread(), partitions.unserved()) == ({"a", "b"}, set())
+    assert partitions.unread() == {"a", "b"}
+    assert partitions.unserved() == set()
 
 
 def test_patience_begins_when_records_begin_to_wait() -> None:
@@ -50,4 +53,5 @@ def test_patience_begins_when_records_begin_to_wait() -> None:
     partitions.note_ends({"a": 5})
     clock.sleep(3_600.0)
     partitions.note_ends({"a": 6})
-    assert (partitions.unread(), partitions.unserved()) == ({"a"}, set())
+    assert partitions.unread() == {"a"}
+    assert partitions.unserved() == set()
