@@ -12,7 +12,7 @@ from moescope.core.kafka import TopicMissingError, explain, open_admin, open_pro
 from moescope.core.kafka.ending import end_producer
 
 if TYPE_CHECKING:
-    from queue import SimpleQueue
+    from queue import Queue
 
     from moescope.core.settings import Settings
 
@@ -68,7 +68,7 @@ class KafkaClients:
         events: Gets what happens, from threads of this object and of the library.
     """
 
-    def __init__(self, settings: Settings, topic: str, events: SimpleQueue[Event]) -> None:
+    def __init__(self, settings: Settings, topic: str, events: Queue[Event]) -> None:
         self.topic = topic
         self._settings = settings
         self._events = events

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, Final, Self
 
 from moescope.core.batchlog import BatchLogError
@@ -96,7 +96,8 @@ class Shipper:
         self._clock = clock or SystemClock()
         self._chance = chance
         self._pace = pace or ShippingPace()
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        # No SimpleQueue: its `get` waits for ever when a signal is handled as its time ends.
+        self._events: Queue[Event] = Queue()
         self._clients = KafkaClients(settings, topic_name(settings, Topic.ROUTING), self._events)
         self._report = ShippingReport(metrics, self._clock)
         self._feeds = NodeFeeds(root, self._report, self._new_back_off)
