@@ -114,8 +114,8 @@ class SmallDisk:
                 self._limited.append(process.pid)
             return
         with (self.seen_folder / _BALLAST).open("ab", buffering=0) as ballast:
-            for piece in (1 << 20, _PIECE, 1):
-                _write_until_full(ballast.fileno(), bytes(piece))
+            for piece in (16 << 20, 1 << 20, 64 << 10, _PIECE, 1):
+                _grow_until_full(ballast.fileno(), piece)
 
     def free(self) -> None:
         """Make room again."""
@@ -135,11 +135,10 @@ class SmallDisk:
         self.free()
 
 
-def _write_until_full(descriptor: int, piece: bytes) -> None:
+def _grow_until_full(descriptor: int, piece: int) -> None:
     while True:
         try:
-            if os.write(descriptor, piece) < len(piece):
-                return
+            os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, piece)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise

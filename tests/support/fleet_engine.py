@@ -11,6 +11,7 @@ import json
 import signal
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -89,7 +90,7 @@ def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder
         asked.add(number)
 
     signal.signal(signal.SIGTERM, ask)
-    table = _ids_of_steps()
+    table = ids_of_steps()
     recorder = Recorder(
         model="engine-moe",
         revision="r1",
@@ -147,7 +148,8 @@ def _begin(recorder: Recorder, slot: int, number: int) -> str:
     return name
 
 
-def _ids_of_steps() -> Any:  # noqa: ANN401 (an array)
+@cache
+def ids_of_steps() -> Any:  # noqa: ANN401 (an array)
     """Distinct experts of each token and layer, uint8 [TABLE, REQUESTS, LAYERS, TOP_K]."""
     random = np.random.default_rng(5)
     scores = random.random((TABLE, REQUESTS, LAYERS, EXPERTS))

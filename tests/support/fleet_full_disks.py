@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from support.fleet_scenarios import Stage
 
 NODE_DISK_BYTES = 48 << 20
-STORE_DISK_BYTES = 96 << 20
-ENGINE = EnginePlan(steps_per_second=25, ring_bytes=16 << 20)
+STORE_DISK_BYTES = 384 << 20
+"""With room for the log of changes that a store keeps before it writes them into its file."""
+ENGINE = EnginePlan(steps_per_second=20, ring_bytes=16 << 20)
+WINDOWS = {"windows.token": "64", "windows.time": "1,5", "export.interval": "60"}
 WITH_ROOM_S = 2.0
 RECOVERY_S = 30.0
 LAST_S = 5.0
@@ -35,7 +37,7 @@ class FullDisks:
         node_s, store_s: Seconds from room to everything shipped, and stored.
         rows: Recorded. delivered_rows: In the topic.
         restarts: Times that the owner ended by itself and was started again.
-        lost, twice: Assignments of windows against the plain roll-up.
+        lost, twice: Assignments of windows against those of the rows.
         differences: Rows of tables that differ from those of one process alone.
     """
 
@@ -67,7 +69,9 @@ def fill_disks(stage: Stage, seconds: float) -> FullDisks:
     Raises:
         FleetError: Something did not recover or end as it should.
     """
-    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, processors=0)
+    fleet = Fleet(
+        stage.nursery, stage.folder, stage.bootstrap, stage.prefix, processors=0, settings=WINDOWS
+    )
     machine = stage.folder / "machine"
     disks = [
         SmallDisk(stage.nursery, f"{stage.prefix}-{folder.name}-disk", folder, size)
@@ -106,6 +110,7 @@ def fill_disks(stage: Stage, seconds: float) -> FullDisks:
     time.sleep(LAST_S)
     agent.now.stop()
     fleet.wait_until_stored(end_offsets(stage.bootstrap, fleet.routing))
+    fleet.check()
     fleet.owner.now.stop()
     store_file = stage.folder / "store.duckdb"
     for suffix in ("", ".wal"):
@@ -114,7 +119,7 @@ def fill_disks(stage: Stage, seconds: float) -> FullDisks:
             shutil.copy(source, f"{store_file}{suffix}")
     topic, told = fleet.read_routing(), EngineReport.read(report)
     rows = batches_and_rows(log, ENGINE.node, topic)
-    windows = windows_of_engine(store_file, fleet.config, topic, told)
+    windows = windows_of_engine(store_file, topic, told)
     return FullDisks(
         is_mounted=bool(node_disk.holder),
         node_s=node_s,

@@ -72,11 +72,12 @@ class Outage:
         both: Counted as dropped, and in the topic all the same.
         rows: Recorded. delivered_rows: In the topic. told_rows: Told as dropped.
         log_bytes: Most that the batch log took. byte_cap: Its cap.
-        ring_bytes: Most that the ring took. ring_cap: Its size.
+        ring_bytes: Most that the ring took. ring_cap: Its size before the outage.
         agent_cpu: Share of a core that the agent took while the broker was frozen.
         agent_bytes: Most resident memory of the agent.
         delivered_s: Seconds from the broker's return until all that was kept was delivered.
-        lost, twice: Assignments of windows against the plain roll-up of what was delivered.
+        windows: Rows of the `windows` table that were compared. lost, twice: Assignments of
+            them short of, and beyond, those of the rows that were delivered.
         holes: Seconds of which rows are missing. unmarked: Those whose window claims to be whole.
         blamed: Windows that are marked although nothing is missing of their seconds.
     """
@@ -99,6 +100,7 @@ class Outage:
     agent_cpu: float
     agent_bytes: int
     delivered_s: float
+    windows: int
     lost: int
     twice: int
     holes: int
@@ -107,16 +109,20 @@ class Outage:
 
     @property
     def both(self) -> int:
-        """Batches that were counted as dropped and delivered all the same."""
+        """Batches that were counted as dropped and delivered all the same.
+
+        Their acknowledgement had not reached the cursor yet when the byte cap removed them.
+        """
         return self.delivered + self.dropped - self.written
 
     @property
     def faults(self) -> list[str]:
         """What is not as promised; latencies are judged elsewhere."""
+        missing, missing_rows = self.written - self.delivered, self.rows - self.delivered_rows
         checks = {
-            "written is not delivered and dropped": self.both == 0,
-            "headers tell another number of batches": self.told == self.dropped,
-            "rows do not add up": self.rows == self.delivered_rows + self.told_rows,
+            "batches are missing that nobody counted": missing <= self.dropped,
+            "batches are missing that no header tells of": missing <= self.told,
+            "rows are missing that no header tells of": missing_rows <= self.told_rows,
             "rows were rejected": self.rejected_rows == 0,
             "the batch log outgrew its cap": self.log_bytes <= self.byte_cap,
             "the ring outgrew its size": self.ring_bytes <= self.ring_cap,
@@ -150,6 +156,7 @@ def run_outage(
     watch = _Watch(agent, machine)
     wait_for("the engine's first batch", lambda: bool(log_ends(log)), 30)
     watch.pass_seconds(plan.before)
+    ring_cap = watch.ring_bytes
     moments = [time.time()]
     broker.pause()
     cpu = watch.agent_cpu_s()
@@ -186,12 +193,12 @@ def run_outage(
         log_bytes=watch.log_bytes,
         byte_cap=plan.byte_cap,
         ring_bytes=watch.ring_bytes,
-        ring_cap=plan.engine.ring_bytes,
+        ring_cap=ring_cap,
         agent_cpu=agent_cpu,
         agent_bytes=watch.agent_bytes,
         delivered_s=delivered_s,
         **batches_and_rows(log, plan.engine.node, topic),
-        **windows_of_engine(fleet.store_file, fleet.config, topic, engine_report),
+        **windows_of_engine(fleet.store_file, topic, engine_report),
     )
 
 

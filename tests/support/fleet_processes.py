@@ -11,6 +11,7 @@ process does, and they with it.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -205,6 +206,9 @@ def _live(log: str, target: Callable[..., None], arguments: tuple[Any, ...]) -> 
     os.dup2(file, 2)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    # Who does not end in time is aborted, and then says where it hung.
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     try:
         target(*arguments)
     except Exception:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
-from support.fleet_engine import REQUESTS
-from support.fleet_judge import assignments_of, closed_windows, topic_records
-from support.stored import stored_windows
+import numpy as np
+from support.fleet_engine import EXPERTS, LAYERS, REQUESTS, TABLE, ids_of_steps
 
 from moescope.core.batchlog import BatchLogWriter, list_partitions
 from moescope.core.wire import decode_batch
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numpy.typing import NDArray
     from support.fleet_engine import EngineReport
     from support.fleet_topic import Place
 
-    from moescope.processors.config import WindowConfig
-
 SECOND_US = 1_000_000
 CONTEXT_FLAG = 1
+LATENESS_S = 2
 
 
 def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]]) -> dict[str, int]:
@@ -54,48 +53,95 @@ def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]])
     }
 
 
+class _Rows:
+    """The rows of an engine that were delivered; what each of them routed is known by its number.
+
+    Attributes:
+        serial, time_us, position: int64 [N]. request: [N].
+    """
+
+    def __init__(self, topic: Mapping[int, Sequence[Place]]) -> None:
+        found: dict[int, tuple[int, int, str]] = {}
+        for place in (one for places in topic.values() for one in places):
+            batch = decode_batch(place.value)
+            tokens = batch.tokens
+            if tokens is None or tokens.token_id is None or tokens.event_time_us is None:
+                continue
+            columns = (tokens.token_id, tokens.event_time_us, tokens.position, tokens.request)
+            for flags, serial, time, position, request in zip(
+                tokens.flags.tolist(), *(column.tolist() for column in columns), strict=True
+            ):
+                if not flags & CONTEXT_FLAG:
+                    found[serial] = (time, position, batch.requests.ids[request])
+        self.serial = np.array(sorted(found), np.int64)
+        rows = [found[serial] for serial in self.serial.tolist()]
+        self.time_us = np.array([row[0] for row in rows], np.int64)
+        self.position = np.array([row[1] for row in rows], np.int64)
+        self.request = np.array([row[2] for row in rows])
+
+    def counts(self, chosen: NDArray[Any]) -> NDArray[np.int64]:
+        """Assignments [L, E] of some of the rows."""
+        serial = self.serial[chosen]
+        ids = ids_of_steps()[serial // REQUESTS % TABLE, serial % REQUESTS]
+        layers = np.arange(LAYERS)[None, :, None] * EXPERTS
+        flat = np.bincount((ids + layers).ravel(), minlength=LAYERS * EXPERTS)
+        return flat.reshape(LAYERS, EXPERTS)
+
+
 def windows_of_engine(
-    store_file: Path,
-    config: WindowConfig,
-    topic: Mapping[int, Sequence[Place]],
-    report: EngineReport,
+    store_file: Path, topic: Mapping[int, Sequence[Place]], report: EngineReport
 ) -> dict[str, int]:
-    """Windows against the plain roll-up, and against the seconds of which rows are missing."""
-    stored = stored_windows(store_file)
-    records = topic_records(topic)
-    expected = {
-        key: value
-        for key, value in closed_windows(records, config).items()
-        # Tasks go on until ten minutes of silence.
-        if key[0] != "task" and key in stored
-    }
-    lost = twice = 0
-    for key, window in expected.items():
-        off = assignments_of(stored[key]) - assignments_of(window)
-        lost, twice = lost + max(-off, 0), twice + max(off, 0)
-    twice += sum(assignments_of(stored[key]) for key in stored.keys() - expected.keys())
-    recorded: Counter[int] = Counter()
-    delivered: Counter[int] = Counter()
-    for step in report.steps:
-        recorded[round(step.at * SECOND_US) // SECOND_US] += REQUESTS
-    rows = [row for each in records.values() for one in each for row in one.rows]
-    for row in rows:
-        if not row.flags & CONTEXT_FLAG and row.time is not None:
-            delivered[row.time // SECOND_US] += 1
+    """Time and token windows against the delivered rows, and against the seconds that lack rows.
+
+    Returns:
+        `lost`, `twice`: assignments of windows short of, and beyond, those of the rows; `windows`:
+        rows of the table that were compared; `holes`: seconds of which rows are missing;
+        `unmarked`: those of them whose window claims to be whole; `blamed`: windows that are
+        marked although their seconds lack nothing.
+    """
+    rows = _Rows(topic)
+    seconds = rows.time_us // SECOND_US
+    place_of = {second: place for place, second in enumerate(np.unique(seconds).tolist())}
+    per_second = [rows.counts(seconds == second) for second in place_of]
+    by_request = {name: rows.request == name for name in np.unique(rows.request).tolist()}
     with duckdb.connect(str(store_file), read_only=True) as connection:
-        whole = dict(
-            connection.execute(
-                "SELECT start // 1000000, bool_and(complete AND coverage >= 1) FROM windows "
-                "WHERE window_kind = 'time' AND scope_kind = 'all' AND size = 1000000 GROUP BY 1"
-            ).fetchall()
-        )
+        stored = connection.execute(
+            "SELECT window_kind, size, start, request, list(counts ORDER BY layer), "
+            "bool_and(complete AND coverage IS NOT NULL AND coverage >= 1), max(task) "
+            "FROM windows WHERE window_kind IN ('time', 'token') AND scope_kind = 'all' "
+            "GROUP BY ALL"
+        ).fetchall()
+        (reached,) = connection.execute("SELECT watermark_us FROM domains").fetchall()[0]
+    lost = twice = 0
+    whole: dict[int, bool] = {}
+    nothing = np.zeros((LAYERS, EXPERTS), np.int64)
+    for kind, size, start, request, counts, is_whole, _ in stored:
+        if kind == "time":
+            span = range(start // SECOND_US, (start + size) // SECOND_US)
+            expected = sum((per_second[place_of[s]] for s in span if s in place_of), nothing)
+            if size == SECOND_US:
+                whole[start // SECOND_US] = is_whole
+        else:
+            inside = (rows.position >= start) & (rows.position < start + size)
+            expected = rows.counts(by_request[request] & inside)
+        off = np.array(counts, np.int64) - expected
+        lost, twice = lost - int(off[off < 0].sum()), twice + int(off[off > 0].sum())
+    # What is not there at all is lost, too; token windows are sampled.
+    lost += sum(
+        int(per_second[place].sum())
+        for second, place in place_of.items()
+        if second not in whole and (second + 1 + LATENESS_S) * SECOND_US <= reached
+    )
+    recorded = Counter(round(step.at * SECOND_US) // SECOND_US for step in report.steps)
+    delivered = Counter(seconds.tolist())
     # A step at a border may be counted one second later than it was called.
     holes = {
         second
-        for second, count in recorded.items()
-        if delivered[second] + REQUESTS < count and second in whole
+        for second, steps in recorded.items()
+        if delivered[second] < (steps - 1) * REQUESTS and second in whole
     }
     return {
+        "windows": len(stored) * LAYERS,
         "lost": lost,
         "twice": twice,
         "holes": len(holes),
@@ -103,6 +149,6 @@ def windows_of_engine(
         "blamed": sum(
             not is_whole
             for second, is_whole in whole.items()
-            if abs(delivered[second] - recorded[second]) <= REQUESTS
+            if abs(delivered[second] - recorded[second] * REQUESTS) <= REQUESTS
         ),
     }

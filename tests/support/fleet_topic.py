@@ -24,6 +24,7 @@ class Place(NamedTuple):
 
     Attributes:
         appended_us: When its batch was logged, by the broker's clock.
+        arrived_us: When the broker appended it, µs.
     """
 
     partition: int
@@ -31,6 +32,7 @@ class Place(NamedTuple):
     key: bytes | None
     value: bytes
     appended_us: int
+    arrived_us: int
 
 
 class Identity(NamedTuple):
@@ -65,7 +67,14 @@ def read_topic(bootstrap: str, topic: str) -> dict[int, list[Place]]:
         while any(consumer.position(place) < ends[place] for place in places):
             for place, records in consumer.poll(1_000).items():
                 found[place.partition] += [
-                    Place(place.partition, one.offset, one.key, one.value or b"", _appended_us(one))
+                    Place(
+                        place.partition,
+                        one.offset,
+                        one.key,
+                        one.value or b"",
+                        _appended_us(one),
+                        int(one.timestamp) * 1_000,
+                    )
                     for one in records
                     if one.offset < ends[place]
                 ]
@@ -102,7 +111,9 @@ def plain_record(place: Place) -> Record:
         batch = wire_v1_plain.decode(place.value)
     except (ValueError, struct.error, IndexError):
         lane = Lane("", "", 1, 1, 1)
-        return Record("", 0, lane, readable=False, appended=place.appended_us)
+        return Record(
+            "", 0, lane, readable=False, appended=place.appended_us, arrived=place.arrived_us
+        )
     lane = Lane(
         batch["model"], batch["revision"], batch["experts"], batch["top_k"], len(batch["layers"])
     )
@@ -115,6 +126,7 @@ def plain_record(place: Place) -> Record:
         incarnation=batch["incarnation"],
         clock_error=batch["encoded_at_us"] - place.appended_us,
         appended=place.appended_us,
+        arrived=place.arrived_us,
     )
 
 
