@@ -70,6 +70,7 @@ fuzz: setup-dev ## property tests with many examples, from a new seed each time
 
 ROUNDS ?= 20
 KILLS ?= 200
-faults: setup-dev ## kill KILLS=200 roll-ups (docs/reliability.md), then all tests that kill, ROUNDS=20 times
+faults: setup-dev ## kill KILLS=200 roll-ups, break fleets over Kafka (docs/reliability.md), then all tests that kill, ROUNDS=20 times
 	$(BIN)/python tests/faults/run_faults.py $(KILLS)
+	$(BIN)/python tests/faults/run_kafka_faults.py $(FAULTS)
 	for round in $$(seq $(ROUNDS)); do $(PYTEST) -m "not engines" -k "kill or crash" $(ARGS); done

@@ -1,0 +1,84 @@
+"""Break a fleet over Kafka in many ways, and write what came of it into docs/reliability.md.
+
+Usage: run_kafka_faults.py [--only SCENARIO]… [--scale 0.1] [--seed N] [--keep FOLDER]
+
+Each scenario has a broker and a fleet of its own. Its table is written when it has ended as it
+should, with its full counts; what fails or is interrupted writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.fleet_full_run import SCENARIOS  # noqa: E402
+from support.fleet_processes import Nursery  # noqa: E402
+from support.fleet_results import Result, circumstances, write_results  # noqa: E402
+from support.fleet_scenarios import Stage  # noqa: E402
+from support.kafka_broker import KafkaBroker  # noqa: E402
+
+PAGE = ROOT / "docs/reliability.md"
+
+
+def say(text: str) -> None:
+    """Tell whoever waits."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def run(name: str, folder: Path, seed: int, scale: float) -> Result:
+    """Run one scenario with a broker of its own."""
+    with KafkaBroker(folder / "kafka") as broker, Nursery(folder / "logs") as nursery:
+        stage = Stage(
+            nursery=nursery,
+            folder=folder / "fleet",
+            broker=broker,
+            bootstrap=broker.bootstrap,
+            prefix=name,
+            seed=seed,
+            told=lambda text: say(f"{name}: {text}"),
+        )
+        return SCENARIOS[name](stage, scale)
+
+
+def main() -> None:
+    """Run scenarios, write the page, and fail if anything was not as promised."""
+    parser = argparse.ArgumentParser(description="Break a fleet over Kafka in many ways.")
+    parser.add_argument("--only", action="append", choices=sorted(SCENARIOS), default=[])
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="folder that keeps what was written")
+    arguments = parser.parse_args()
+    failed = []
+    with tempfile.TemporaryDirectory(prefix="moescope-faults-") as temporary:
+        root = arguments.keep or Path(temporary)
+        for name in arguments.only or SCENARIOS:
+            say(f"{name}: begins, seed {arguments.seed}")
+            begin = time.monotonic()
+            try:
+                found = run(name, root / name, arguments.seed, arguments.scale)
+            except Exception:  # noqa: BLE001 (the other scenarios can still run)
+                traceback.print_exc()
+                failed.append(name)
+                continue
+            seconds = time.monotonic() - begin
+            say(f"{name}: took {seconds / 60:.1f} min\n{found.details[:4_000]}")
+            text = f"{circumstances(arguments.seed, arguments.scale, seconds)}\n\n"
+            text += found.table.text()
+            sys.stdout.write(text + "\n\n")
+            if not found.is_good:
+                failed.append(name)
+            elif arguments.scale == 1:
+                write_results(PAGE, f"kafka {name}", text)
+    if failed:
+        sys.exit(f"not as promised: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
