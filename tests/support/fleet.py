@@ -374,6 +374,11 @@ def owns(member: Member) -> bool:
     return "moescope_store_fencing_token" in member.metrics()
 
 
+def takes_part(member: Member) -> bool:
+    """Whether a processor has got partitions."""
+    return member.metrics().get("moescope_processor_assigned_partitions", 0) > 0
+
+
 def log_ends(root: Path) -> dict[Path, int]:
     """Folder → end of every batch log below a root."""
     return {one.path: one.end_offset for one in list_partitions(root)}

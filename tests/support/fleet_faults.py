@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from support.fleet import RECOVERY_S, takes_part
+from support.fleet_processes import wait_for
 from support.fleet_topic import end_offsets
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class Saboteur:
         worker = self._fleet.workers[-1]
         if self._is_away:
             self._fleet.start(worker)
+            wait_for(f"{worker.name} takes part", lambda: takes_part(worker), RECOVERY_S)
         else:
             worker.now.stop()
             worker.process = None
