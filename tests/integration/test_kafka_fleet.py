@@ -5,19 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.fleet import Fleet, log_ends
 from support.fleet_engine import EnginePlan
 from support.fleet_faults import Fault
 from support.fleet_full_disks import fill_disks
 from support.fleet_hostile import read_hostile
+from support.fleet_judge import TOKENS, closed_windows, logged_identities, topic_records
+from support.fleet_load import Machine
 from support.fleet_outage import OutagePlan, run_outage
-from support.fleet_processes import Nursery
+from support.fleet_processes import Nursery, wait_for
 from support.fleet_scenarios import Stage, sabotage
+from support.fleet_topic import identities, identity_of
+from support.stored import stored_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from support.broker_choice import Broker, SharedBroker
+    from support.fleet_topic import Identity
 
 FEW = {
     Fault.PROCESSOR_KILLED: 2,
@@ -27,6 +33,8 @@ FEW = {
     Fault.OWNER_KILLED: 1,
     Fault.BROKER_KILLED: 1,
 }
+TOO_LARGE = 560
+"""Bytes of a record; batches of several rows have more."""
 # Half a minute each on a machine that has nothing else to do.
 pytestmark = pytest.mark.timeout(400)
 
@@ -78,6 +86,47 @@ def test_an_outage_drops_what_is_over_the_cap_and_counts_it(
     assert found.dropped
     assert found.holes
     assert found.faults == [], found
+
+
+def test_a_late_topic_and_records_over_its_limit(
+    nursery: Nursery, tmp_path: Path, kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """All wait for topics; what is too large lies beside the log, and all else is stored."""
+    machines = (Machine("east", 31), Machine("west", 32))
+    fleet = Fleet(
+        nursery, tmp_path / "fleet", kafka_broker.bootstrap, topic_prefix, machines, processors=0
+    )
+    for member in (fleet.owner, *fleet.agents):
+        fleet.start(member)
+    fleet.start_load(120)
+    wait_for("a load", lambda: all(map(log_ends, fleet.log_roots())), 60)
+    fleet.make_topics(largest_routing=TOO_LARGE)
+    fleet.wait_for_owner()
+    wait_for("batches over the limit", lambda: len(_set_aside(fleet)) > 2, 60)
+    fleet.end_load()
+    fleet.stop_all()
+    topic = fleet.read_routing()
+    shipped = identities(place for places in topic.values() for place in places).keys()
+    aside = _set_aside(fleet)
+    assert logged_identities(fleet.log_roots()) == shipped | aside
+    assert not shipped & aside
+    stored, expected = (
+        stored_windows(fleet.store_file),
+        closed_windows(topic_records(topic), fleet.config),
+    )
+    assert {key: row[TOKENS] for key, row in stored.items()} == {
+        key: row[TOKENS] for key, row in expected.items()
+    }
+
+
+def _set_aside(fleet: Fleet) -> set[Identity]:
+    """Batches that agents keep because no broker takes them."""
+    return {
+        identity
+        for root in fleet.log_roots()
+        for file in root.rglob("undeliverable/**/*.batch")
+        if (identity := identity_of(file.read_bytes())) is not None
+    }
 
 
 def test_full_disks_delay_rows_and_lose_none(

@@ -192,15 +192,31 @@ class Fleet:
         """Settings as a component gets them."""
         return load_settings(environment={}, options={**self.common, **more})
 
-    def make_topics(self) -> None:
-        """Make every topic as it is declared."""
+    def make_topics(self, largest_routing: int | None = None) -> None:
+        """Make every topic as it is declared.
+
+        Args:
+            largest_routing: Another limit of the routing topic's records, in bytes.
+        """
         from kafka.admin import NewTopic  # noqa: PLC0415
 
         settings = self.loaded()
         with closing(open_admin(settings)) as admin:
             admin.create_topics(
                 [
-                    NewTopic(spec.name, spec.partitions, 1, topic_configs=dict(spec.configs))
+                    NewTopic(
+                        spec.name,
+                        spec.partitions,
+                        1,
+                        topic_configs={
+                            **spec.configs,
+                            **(
+                                {"max.message.bytes": str(largest_routing)}
+                                if largest_routing and spec.topic is Topic.ROUTING
+                                else {}
+                            ),
+                        },
+                    )
                     for spec in declared_topics(settings)
                 ]
             )
