@@ -6,6 +6,7 @@ import threading
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import duckdb
 import pytest
 from kafka import TopicPartition
 from support.processor_fleet import SMALL_WINDOWS
@@ -37,8 +38,21 @@ def part(streams: Streams, first: int, end: int) -> Streams:
 
 
 def own(settings: Settings, *, reset: bool = False) -> None:
-    """Own the store until everything that was sent is in it."""
-    run_store(settings, threading.Event(), until_idle=True, reset_processors=reset)
+    """Own the store until everything that was sent is in it; nothing of it is seen as a fault."""
+    metrics = run_store(settings, threading.Event(), until_idle=True, reset_processors=reset)
+    assert metrics.value("moescope_store_gap_emissions_total") == 0
+    assert metrics.value("moescope_store_refused_emissions_total") == 0
+
+
+def deltas_left(settings: Settings, prefix: str) -> int:
+    """Records of the deltas topic from the store's place on."""
+    place = TopicPartition(f"{prefix}.deltas", 0)
+    with closing(open_consumer(settings)) as consumer:
+        end = consumer.end_offsets([place])[place]
+    with duckdb.connect(str(store_file(settings.data_directory)), read_only=True) as connection:
+        rows = connection.execute("SELECT next_offset FROM delta_offsets").fetchall()
+    assert len(rows) == 1
+    return int(end) - int(rows[0][0])
 
 
 def process(settings: Settings) -> None:
@@ -63,6 +77,8 @@ def test_processors_go_on_where_the_store_is(
     send(alone, part(streams, 1, 2))
     process(shared)
     own(shared)
+    # What the owner handed over holds its place nowhere.
+    assert deltas_left(shared, topic_prefix) == 0
     with closing(open_admin(shared)) as admin:
         places = [TopicPartition(f"{topic_prefix}.routing", number) for number in range(3)]
         admin.delete_group_offsets(shared["kafka.group"], places)
@@ -78,6 +94,7 @@ def test_processors_go_on_where_the_store_is(
     own(shared, reset=True)
     process(shared)
     own(shared)
+    assert deltas_left(shared, topic_prefix) == 0
     own(alone)
     embedded = roll_up_embedded(tmp_path, alone, streams)
     assert tables(store_file(tmp_path / "fleet")) == tables(embedded)

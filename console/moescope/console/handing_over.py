@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.emission import Emission
-from moescope.core.emission_records import state_records
+from moescope.core.emission_records import HANDED_OVER, state_records
 from moescope.core.errors import InputError
 from moescope.core.kafka import Topic, explain, open_admin, open_producer, topic_name
 from moescope.core.kafka.places import partition_name, partition_number
@@ -110,7 +110,7 @@ def _send_states(
         for number, progress in sorted(known.items()):
             sent = [
                 producer.send(deltas, key=each.key, value=each.value, headers=list(each.headers))
-                for each in state_records(progress, SENDER, number)
+                for each in state_records(progress, SENDER, number, HANDED_OVER)
             ]
             offsets = [each.get(timeout=seconds).offset for each in sent]
             found[number] = offsets[0]

@@ -43,6 +43,8 @@ MOST_WAITING: Final = 64
 WAITING_BYTES: Final = 1 << 30
 STATE: Final = "state"
 EMISSION: Final = "emission"
+HANDED_OVER: Final = "handed over"
+"""A state that the store's owner left for processors: no emission follows from its sender."""
 _HEADER: Final = "moescope-part"
 
 EMISSION_KINDS: Final = Kinds(
@@ -100,10 +102,19 @@ def emission_records(emission: Emission, sender: str, number: int) -> list[Emiss
     return records + _parts(EMISSION, sender, pack(light, EMISSION_KINDS), sender, number)
 
 
-def state_records(progress: PartitionProgress, sender: str, number: int) -> list[EmissionRecord]:
-    """The records of one partition's state, in the order in which they have to be sent."""
+def state_records(
+    progress: PartitionProgress, sender: str, number: int, kind: str = STATE
+) -> list[EmissionRecord]:
+    """The records of one partition's state, in the order in which they have to be sent.
+
+    Args:
+        progress: Of the partition.
+        sender: Name of the process.
+        number: Of the emission.
+        kind: `STATE` as a part of an emission, `HANDED_OVER` by itself.
+    """
     data = pack(progress, EMISSION_KINDS)
-    return _parts(STATE, f"{STATE}/{progress.partition}", data, sender, number)
+    return _parts(kind, f"{STATE}/{progress.partition}", data, sender, number)
 
 
 def _parts(kind: str, key: str, data: bytes, sender: str, number: int) -> list[EmissionRecord]:
@@ -139,7 +150,7 @@ def read_state(records: Iterable[EmissionRecord]) -> PartitionProgress:
     for record in records:
         part = _part_of(record)
         if first is None:
-            if part is None or part.kind != STATE or part.part != 0:
+            if part is None or part.kind == EMISSION or part.part != 0:
                 raise PlainFormatError("A record is not the beginning of a partition's state.")
             key, first = record.key, part
         elif part is None or record.key != key or not _continues(first, part, len(pieces)):
@@ -215,7 +226,7 @@ class EmissionAssembler:
         part = _part_of(record)
         if part is None:
             raise PlainFormatError("A record is not of an emission.")
-        if (part.sender, part.number) == self._lost:
+        if part.kind == HANDED_OVER or (part.sender, part.number) == self._lost:
             return None
         waiting = self._waiting.get(part.sender)
         if waiting is not None and waiting.number != part.number:
@@ -293,7 +304,7 @@ def _part_of(record: EmissionRecord) -> _Part | None:
                 kind, sender, number, part, parts = json.loads(value)
             except (ValueError, TypeError, RecursionError):
                 return None
-            texts = isinstance(sender, str) and kind in {STATE, EMISSION}
+            texts = isinstance(sender, str) and kind in {STATE, EMISSION, HANDED_OVER}
             numbers = all(type(each) is int for each in (number, part, parts))
             if texts and numbers and 0 <= part < parts <= MOST_PARTS:
                 return _Part(kind, sender, number, part, parts)
