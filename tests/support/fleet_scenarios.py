@@ -58,7 +58,6 @@ class Sabotaged:
         recoveries: Seconds, by fault.
         verdict: On what is stored.
         differences: From the tables of one process alone, some of them.
-        refused_commits: Transactions that processors saw refused, in their last lives.
         seconds: That the whole took.
     """
 
