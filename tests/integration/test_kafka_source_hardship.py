@@ -117,6 +117,73 @@ def test_truncated_records_are_a_counted_gap(
     assert unknown[0][0] > 0
 
 
+def test_gap_behind_a_first_commit_is_counted(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Windows from the first record on are open: what is gone behind it is told all the same."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = [record for record in make_streams(8, (0,), passes=12)[0] if record.rows]
+    store = tmp_path / "store.duckdb"
+    send(settings, {0: records[:2]})
+    roll_up(settings, store)
+    assert query(store, "SELECT emitted_to, replay_from FROM offsets") == [(2, 0)]
+    send(settings, {0: records[2:]})
+    place = TopicPartition(topic_name(settings, Topic.ROUTING), 0)
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({place: 11})
+    roll_up(settings, store)
+    gaps = query(store, "SELECT log_offset, detail FROM dead_letters WHERE reason = 'log_gap'")
+    assert gaps == [(2, "9 records: removed by the topic's retention")]
+
+
+def test_who_comes_late_to_an_old_topic_misses_nothing(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """What retention took before anything was ever read is no gap."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(8, (0,), passes=12)[0]
+    send(settings, {0: records})
+    place = TopicPartition(topic_name(settings, Topic.ROUTING), 0)
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({place: 11})
+    roll_up(settings, tmp_path / "store.duckdb")
+    store = tmp_path / "store.duckdb"
+    assert query(store, "SELECT count(*) FROM dead_letters") == [(0,)]
+    assert query(store, "SELECT emitted_to FROM offsets") == [(len(records),)]
+
+
+def test_topic_that_is_deleted_under_its_reader_is_waited_for(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """Whatever the client raises then is told as a missing topic; nothing ends."""
+    settings, said = topic_settings(kafka_broker.bootstrap, topic_prefix), list[str]()
+    make_topics(settings)
+    # Marks of transactions alone: the reader asks for its position to pass them.
+    topic = topic_name(settings, Topic.ROUTING)
+    with closing(open_producer(settings, transactional_id=topic_prefix)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"x", partition=0)
+        producer.flush()
+        producer.abort_transaction()
+    with (
+        KafkaSource(settings, SelfMetrics(), SystemClock(), log=said.append) as source,
+        closing(open_admin(settings)) as admin,
+    ):
+        wait_for("partitions", lambda: len(source.partitions()) == 3, PATIENCE_S)
+        admin.delete_topics([topic])
+
+        def is_told() -> bool:
+            for name in source.partitions():
+                source.poll(name, 0, 16, 1 << 20)
+            source.settled()
+            return any(line.startswith("waiting for Kafka: ") for line in said)
+
+        wait_for("the loss to be told", is_told, PATIENCE_S)
+
+
 def test_headers_without_sense_leave_the_brokers_time(
     kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
 ) -> None:

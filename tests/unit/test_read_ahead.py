@@ -61,14 +61,21 @@ def test_everything_comes_out_once_and_in_order(
     assert ahead.held_bytes == 0
 
 
-def test_beginning_that_was_never_read_is_no_gap() -> None:
-    """A new reader of an old topic does not report what retention took before it came."""
-    ahead = opened(0)
-    ahead.miss(700, "gone")
-    ahead.add([record(700)])
-    poll = ahead.take(10, 1 << 20)
-    assert not poll.gaps
-    assert [each.offset for each in poll.records] == [700]
+def test_beginning_is_told_from_what_is_gone_later() -> None:
+    """Only what the log lacks because it begins later, from its first record on, is beginning."""
+    gaps = []
+    for first, begins_there in ((0, True), (5, True), (0, False)):
+        ahead = opened(first)
+        ahead.miss(700, "gone", begins_there=begins_there)
+        ahead.add([record(700)])
+        poll = ahead.take(10, 1 << 20)
+        assert [each.offset for each in poll.records] == [700]
+        gaps += poll.gaps
+    assert gaps == [
+        SourceGap(0, 700, "gone", is_beginning=True),
+        SourceGap(5, 700, "gone"),
+        SourceGap(0, 700, "gone"),
+    ]
 
 
 def test_silence_counts_only_when_the_end_is_known() -> None:

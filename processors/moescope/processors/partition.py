@@ -87,6 +87,7 @@ class Partition:
         self.sealed = False
         self.next_offset = 0
         self._emitted_to = 0
+        self._was_processed = progress is not None
         if progress is not None:
             self._restore(progress)
         self.replaying = self.next_offset < self._emitted_to
@@ -100,6 +101,7 @@ class Partition:
 
     def process(self, record: SourceRecord) -> None:
         """Process one record; below `emitted_to` only memory is rebuilt."""
+        self._was_processed = True
         live = record.offset >= self._emitted_to
         self.catch_up(record.offset)
         self.next_offset = record.offset + 1
@@ -153,7 +155,14 @@ class Partition:
         return account
 
     def pass_gap(self, gap: SourceGap, append_time_us: int = NO_TIME) -> None:
-        """Note offsets that can never be read: visible, and the stream goes on."""
+        """Note offsets that can never be read: visible, and the stream goes on.
+
+        What was gone before anything was processed, as to who comes late to an old log, is no
+        loss. Where a replay begins says nothing about that: it may begin at the first record.
+        """
+        if gap.is_beginning and not self._was_processed:
+            self.next_offset = gap.end
+            return
         live = gap.end > self._emitted_to
         self.catch_up(self._emitted_to if live else gap.first)
         self.next_offset = gap.end

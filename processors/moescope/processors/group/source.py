@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.errors import FencedInstanceIdError, KafkaError, KafkaTimeoutError
+from kafka.errors import FencedInstanceIdError, KafkaTimeoutError
 from kafka.structs import MemberState
 
 from moescope.core.clock import NO_TIME
@@ -95,9 +96,9 @@ class GroupSource:
         try:
             self._join()
             self._reader.pump()
+            self._load()
         except FencedInstanceIdError as error:
             raise duplicate_processor(self._settings["kafka.instance_id"], str(error)) from error
-        self._load()
         return {partition_name(self._topic, number): LIVE_DOMAIN for number in self._resumed}
 
     def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
@@ -236,15 +237,11 @@ class GroupSource:
         now = self._clock.monotonic()
         if not waiting or now - self._load_at < LOAD_AGAIN_SECONDS:
             return
-        try:
+        with self._reader.asking("asking for the last commit"), suppress(KafkaTimeoutError):
+            # Time runs out while a transaction of the processor before is not finished yet.
             if self._settle():
                 for number in waiting:
                     self._resumed[number] = self._last_commit(number)
-        except KafkaTimeoutError:
-            # A transaction of the processor before is not finished yet, or nobody answers.
-            pass
-        except KafkaError as error:
-            self._reader.note_error(error, "asking for the last commit")
         self._load_at = self._clock.monotonic()
 
     def _last_commit(self, number: int) -> Resumed:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
+from kafka.errors import KafkaError
 
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import Topic, TopicMissingError, open_consumer, topic_name
+from moescope.core.kafka import Topic, explain, open_consumer, topic_name
 from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.kafka.places import partition_name, partition_number
-from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, TopicReader
+from moescope.processors.sources.topic_reader import (
+    CONSUMER_OPTIONS,
+    TopicReader,
+    missing_topic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -123,12 +128,7 @@ class KafkaSource:
             if self._consumer is None:
                 self._consumer = open_consumer(self._settings, **CONSUMER_OPTIONS)
                 self._reader.use(self._consumer)
-            numbers = self._consumer.partitions_for_topic(self._topic)
-            if not numbers:
-                raise TopicMissingError(
-                    f"The topic {self._topic} does not exist.",
-                    next_step="Make the topics: `moescope kafka topics-apply --yes`.",
-                )
+            numbers = self._numbers()
         except DependencyUnreachableError as error:
             if not self._patient:
                 raise
@@ -137,3 +137,13 @@ class KafkaSource:
         if set(numbers) != set(self._reader.numbers):
             self._consumer.assign([TopicPartition(self._topic, number) for number in numbers])
             self._reader.give(numbers)
+
+    def _numbers(self) -> Collection[int]:
+        """Partitions of the topic, of which there is one at least."""
+        try:
+            numbers: Collection[int] = self._consumer.partitions_for_topic(self._topic)
+        except KafkaError as error:
+            raise explain(error, f"looking for {self._topic}", self._settings) from error
+        if not numbers:
+            raise missing_topic(self._topic)
+        return numbers

@@ -30,12 +30,17 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class SourceGap:
-    """Offsets that will never be read: `count` records from `first` up to (excluding) `end`."""
+    """Offsets that will never be read, from `first` up to (excluding) `end`.
+
+    Attributes:
+        is_beginning: The log begins behind it: no loss to who has never processed any of it.
+    """
 
     first: int
     end: int
     reason: str
     payload: bytes = b""
+    is_beginning: bool = False
 
 
 @dataclass(frozen=True, slots=True)

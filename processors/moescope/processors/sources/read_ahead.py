@@ -84,19 +84,19 @@ class ReadAhead:
         if not self._items:
             self.handed_to = self.fetched_to
 
-    def miss(self, end: int, reason: str) -> None:
+    def miss(self, end: int, reason: str, *, begins_there: bool = False) -> None:
         """Note that everything before `end` is gone.
 
-        At the beginning of a partition that was never read nothing is missed.
+        Args:
+            end: Offset of the next record.
+            reason: Why, in words.
+            begins_there: The log does not hold it because it begins at `end` now.
         """
-        if self.fetched_to == 0 and not self._items:
-            self.fetched_to = end
-            return
         first, last = self.fetched_to, self._items[-1] if self._items else None
         if isinstance(last, SourceGap) and (last.end, last.reason) == (first, reason):
             self._items.pop()
             first = last.first
-        self._items.append(SourceGap(first, end, reason))
+        self._items.append(SourceGap(first, end, reason, is_beginning=begins_there and first == 0))
         self.fetched_to = end
 
     def take(self, max_records: int, max_bytes: int) -> Poll:

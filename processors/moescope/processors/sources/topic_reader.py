@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
@@ -16,7 +17,7 @@ from kafka.errors import (
 
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import explain
+from moescope.core.kafka import TopicMissingError, explain
 from moescope.core.kafka.places import partition_name
 from moescope.core.kafka.record_times import append_time_us
 from moescope.processors.sources.batch_log import LogRewoundError
@@ -24,7 +25,7 @@ from moescope.processors.sources.protocol import Poll, SourceRecord
 from moescope.processors.sources.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
     from moescope.core.clock import Clock
     from moescope.core.kafka.broker_watch import BrokerWatch
@@ -120,6 +121,29 @@ class TopicReader:
             self._set_paused(number, paused=False)
         return poll
 
+    @contextmanager
+    def asking(self, doing: str) -> Iterator[None]:
+        """Work with the client; what may pass is waited for, the rest is raised in our words.
+
+        Every call that asks a broker for something goes through here.
+
+        Args:
+            doing: What is tried, to go behind "while".
+
+        Raises:
+            kafka.errors.FencedInstanceIdError: Another member of the group has our name.
+            MoescopeError: What no waiting mends.
+        """
+        try:
+            yield
+        except FencedInstanceIdError:
+            raise
+        except KafkaError as error:
+            explained = explain(error, doing, self._settings)
+            if not isinstance(explained, DependencyUnreachableError):
+                raise explained from error
+            self._watch.lost(explained)
+
     def pump(self, interval: float = PUMP_SECONDS, *, wait_ms: int = 0) -> None:
         """Fetch what there is, unless that was done a moment ago.
 
@@ -142,24 +166,21 @@ class TopicReader:
         self._pumped_at = self._clock.monotonic()
 
     def _fetch(self, wait_ms: int) -> None:
-        try:
-            fetched = self._consumer.poll(timeout_ms=wait_ms)
-        except OffsetOutOfRangeError as error:
-            self._find_place(error.args[0])
-        except LogTruncationError as error:
-            raise rewound(self._topic, str(error)) from error
-        except FencedInstanceIdError:
-            raise
-        except UNREADABLE as error:
-            self._step_over_unreadable(error)
-        except NoOffsetForPartitionError:
-            # Given a moment ago: its place is set when somebody asks for it.
-            pass
-        except KafkaError as error:
-            self.note_error(error, f"reading {self._topic}")
-        else:
-            for partition, records in fetched.items():
-                self._add(partition.partition, records)
+        with self.asking(f"reading {self._topic}"):
+            try:
+                fetched = self._consumer.poll(timeout_ms=wait_ms)
+            except OffsetOutOfRangeError as error:
+                self._find_place(error.args[0])
+            except LogTruncationError as error:
+                raise rewound(self._topic, str(error)) from error
+            except UNREADABLE as error:
+                self._step_over_unreadable(error)
+            except NoOffsetForPartitionError:
+                # Given a moment ago: its place is set when somebody asks for it.
+                pass
+            else:
+                for partition, records in fetched.items():
+                    self._add(partition.partition, records)
 
     def look_at_ends(self) -> bool:
         """Ask where the partitions end; gives whether the broker told.
@@ -172,21 +193,19 @@ class TopicReader:
         places = [self._place(number) for number in self._ahead]
         if self._consumer is None or not places:
             return False
-        try:
+        with self.asking(f"asking for the end of {self._topic}"):
             ends = self._consumer.end_offsets(places, timeout_ms=LOOK_TIMEOUT_MS)
-        except KafkaError as error:
-            self.note_error(error, f"asking for the end of {self._topic}")
-            return False
-        self._watch.found()
-        for place, end in ends.items():
-            ahead = self._ahead[place.partition]
-            ahead.note_end(end, asked_at)
-            if ahead.is_rewound:
-                raise self._rewound(place.partition, end, ahead.fetched_to)
-            if not len(ahead) and ahead.handed_to is not None and ahead.fetched_to < end:
-                self._pass_marks(place, ahead)
-        self._report()
-        return True
+            for place, end in ends.items():
+                ahead = self._ahead[place.partition]
+                ahead.note_end(end, asked_at)
+                if ahead.is_rewound:
+                    raise self._rewound(place.partition, end, ahead.fetched_to)
+                if not len(ahead) and ahead.handed_to is not None and ahead.fetched_to < end:
+                    self._pass_marks(place, ahead)
+            self._watch.found()
+            self._report()
+            return True
+        return False
 
     def is_read(self) -> bool:
         """Whether everything that is there now was handed out."""
@@ -196,13 +215,6 @@ class TopicReader:
         """Names of partitions in which records may wait that were not handed out."""
         now = self._clock.monotonic()
         return {self._name(number) for number, ahead in self._ahead.items() if ahead.is_unread(now)}
-
-    def note_error(self, error: Exception, doing: str) -> None:
-        """Take an error of the client's: what may pass is waited for, the rest is raised."""
-        explained = explain(error, doing, self._settings)
-        if not isinstance(explained, DependencyUnreachableError):
-            raise explained from error
-        self._watch.lost(explained)
 
     def _add(self, number: int, records: list[Any]) -> None:
         ahead = self._ahead.get(number)
@@ -240,8 +252,7 @@ class TopicReader:
         """
         begun = getattr(getattr(self._consumer, "_fetcher", None), "_next_partition_records", None)
         if begun is None:
-            self.note_error(error, f"reading {self._topic}")
-            return
+            raise error
         begun.drain()
         ahead = self._ahead.get(begun.topic_partition.partition)
         if ahead is None or ahead.handed_to is None:
@@ -260,16 +271,12 @@ class TopicReader:
             ahead = self._ahead.get(place.partition)
             if ahead is None or ahead.fetched_to != offset:
                 continue
-            try:
-                begin = self._consumer.beginning_offsets([place], LOOK_TIMEOUT_MS)[place]
-                end = self._consumer.end_offsets([place], LOOK_TIMEOUT_MS)[place]
-            except KafkaError as error:
-                self.note_error(error, f"asking for the beginning of {self._topic}")
-                continue
+            begin = self._consumer.beginning_offsets([place], LOOK_TIMEOUT_MS)[place]
+            end = self._consumer.end_offsets([place], LOOK_TIMEOUT_MS)[place]
             if offset > end:
                 raise self._rewound(place.partition, end, offset)
             if offset < begin:
-                ahead.miss(begin, "removed by the topic's retention")
+                ahead.miss(begin, "removed by the topic's retention", begins_there=True)
                 self._consumer.seek(place, begin)
 
     def _pass_marks(self, place: Any, ahead: ReadAhead) -> None:  # noqa: ANN401 (untyped library)
@@ -307,6 +314,14 @@ def _source_record(record: Any) -> SourceRecord:  # noqa: ANN401 (untyped librar
     arrival_us = record.timestamp * 1_000 if has_time else NO_TIME
     time_us = append_time_us(arrival_us, record.headers) if has_time else NO_TIME
     return SourceRecord(record.offset, time_us, record.value or b"", arrival_us)
+
+
+def missing_topic(topic: str) -> TopicMissingError:
+    """The error of a topic that is not there."""
+    return TopicMissingError(
+        f"The topic {topic} does not exist.",
+        next_step="Make the topics: `moescope kafka topics-apply --yes`.",
+    )
 
 
 def rewound(place: str, why: str) -> LogRewoundError:
