@@ -192,6 +192,8 @@ def class_constants(node: ast.ClassDef) -> dict[str, object]:
         value = getattr(line, "value", None)
         if isinstance(value, ast.Constant):
             constants |= {to.id: value.value for to in targets if isinstance(to, ast.Name)}
+        elif {getattr(to, "id", "") for to in targets} & {"exit_code", "retriable"}:
+            raise ValueError(f"{node.name}, line {line.lineno}: not a literal, so not in the page")
     return constants
 
 

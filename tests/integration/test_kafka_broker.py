@@ -22,7 +22,7 @@ from support.kafka_settings import kafka_settings
 from moescope.console.findings import Outcome
 from moescope.console.kafka.broker_checks import check_broker
 from moescope.console.kafka.topic_work import check_topics
-from moescope.core.kafka import BrokerRefusedError
+from moescope.core.kafka import BrokerRefusedError, BrokerUnreachableError
 from moescope.core.kafka.broker_settings import BROKER_SETTINGS, SINGLE_NODE_SETTINGS
 
 if TYPE_CHECKING:
@@ -228,6 +228,17 @@ def test_tls_listener_asks_for_a_certificate(
     }
     _produce(guarded_broker.tls_bootstrap, topic, [b"hello"], **known)
     assert _consume(guarded_broker.tls_bootstrap, topic, 1, **known) == [b"hello"]
+
+
+def test_plain_client_at_a_tls_port_is_told_of_the_protocol(
+    guarded_broker: KafkaBroker, topic_prefix: str
+) -> None:
+    """A broker that ends each connection may want TLS: the message names that setting."""
+    assert guarded_broker.tls_bootstrap is not None
+    settings = kafka_settings(guarded_broker.tls_bootstrap, topic_prefix, kafka__connect_timeout=1)
+    with pytest.raises(BrokerUnreachableError) as caught:
+        list(check_broker(settings))
+    assert "kafka.security_protocol" in caught.value.next_step
 
 
 def test_broker_takes_the_settings_that_moescope_asks_for(kafka_broker: SharedBroker) -> None:

@@ -43,6 +43,18 @@ REFUSED = [
     ("sql.timeout", False, "expected a number"),
     ("store.minimum_coverage", 1.01, "expected a number from"),
     ("data.directory", 5, "expected text"),
+    ("kafka.bootstrap_servers", "127.0.0.1:abc", "expected host:port"),
+    ("kafka.bootstrap_servers", "kafka", "expected host:port"),
+    ("kafka.bootstrap_servers", ":9092", "expected host:port"),
+    ("kafka.bootstrap_servers", "::1:9092", "expected host:port"),
+    ("kafka.bootstrap_servers", "PLAINTEXT://kafka:9092", "expected host:port"),
+    ("kafka.bootstrap_servers", "kafka-1:9092 kafka-2:9092", "expected host:port"),
+    ("kafka.bootstrap_servers", "kafka-1:9092,kafka-2:99999", "from 1 to 65535, not 99999"),
+    ("kafka.bootstrap_servers", "kafka:0", "from 1 to 65535, not 0"),
+    ("kafka.replication", "0", "1 or more, or -1"),
+    ("kafka.topic_prefix", ".", "more than dots"),
+    ("kafka.topic_prefix", "..", "more than dots"),
+    ("kafka.group", "..", "more than dots"),
 ]
 
 
@@ -68,6 +80,16 @@ def test_refusals_name_the_setting_the_value_and_the_reason(
     assert why in caught.value.why
     assert repr(SETTING_BY_NAME[name].default) in caught.value.next_step
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["kafka:9092", " kafka-1.example.org:9092, 10.0.0.1:1 ,", "[::1]:65535", "[fe80::1%eth0]:9092"],
+)
+def test_addresses_of_brokers_are_taken_as_they_are_written(text: str) -> None:
+    """Names, IPv4 and bracketed IPv6 addresses are what people have."""
+    loaded = load_settings(environment={"MOESCOPE_KAFKA_BOOTSTRAP_SERVERS": text})
+    assert loaded["kafka.bootstrap_servers"] == text
 
 
 def test_strides_and_fractions_keep_their_units() -> None:

@@ -44,6 +44,11 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
         print(f"{name.ljust(width)}  {_text(value)}")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, such as `1 letter` and `2,000 letters`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def note(text: str) -> None:
     """Tell the person something that is not data."""
     print(text, file=sys.stderr)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from moescope.core.broker_addresses import broker_addresses
 from moescope.core.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -109,7 +110,25 @@ def _kafka_name(value: object) -> str:
     name = _text(value)
     if not name or len(name) > _LONGEST_NAME or not _NAME_CHARACTERS.issuperset(name):
         raise ValueError("expected letters, digits, '.', '_' and '-', at most 200")
+    if name in {".", ".."}:
+        raise ValueError("expected more than dots")
     return name
+
+
+def _brokers(value: object) -> str:
+    broker_addresses(_text(value))
+    return _text(value)
+
+
+_BROKER_DEFAULT = -1
+_MOST_REPLICAS = 32_767
+
+
+def _replication(value: object) -> int:
+    number = _integer(_BROKER_DEFAULT, _MOST_REPLICAS)(value)
+    if not number:
+        raise ValueError("expected 1 or more, or -1 for the broker's default")
+    return number
 
 
 def _clock_time(value: object) -> str:
@@ -251,7 +270,7 @@ SETTINGS: tuple[Setting, ...] = (
         "With Kafka: whether the owner reads routing batches itself, or what processors made.",
     ),
     Setting(
-        "kafka.bootstrap_servers", _text, "", "host:port, …",
+        "kafka.bootstrap_servers", _brokers, "", "host:port, …",
         "Brokers to begin with; empty: no Kafka, one machine only.",
     ),
     Setting(
@@ -271,7 +290,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Partitions of PREFIX.routing: the most processors that can share the load. Fixed.",
     ),
     Setting(
-        "kafka.replication", _integer(-1, 32_767), -1, "integer",
+        "kafka.replication", _replication, -1, "integer",
         "Replication factor of topics that `kafka topics-apply` makes; -1: the broker's default.",
     ),
     Setting(

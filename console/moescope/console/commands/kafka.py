@@ -15,7 +15,7 @@ from moescope.console.options import (
     Yes,
     settings_from,
 )
-from moescope.console.output import confirm, note, print_json, print_pairs, print_table
+from moescope.console.output import confirm, counted, note, print_json, print_pairs, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def topics_apply(
         if not as_json:
             _print_differences(todo)
         if not yes:
-            confirm(f"Make {len(todo)} changes?")
+            confirm(f"Make {counted(len(todo), 'change')}?")
 
     done, cautions = apply_topics(settings_from(config, data), agree)
     if as_json:
@@ -102,7 +102,7 @@ def topics_apply(
             }
         )
         return
-    note(f"{len(done)} changes made by {account()}{f': {reason}' if reason else ''}")
+    note(f"{counted(len(done), 'change')} made by {account()}{f': {reason}' if reason else ''}")
     _note_all(cautions)
 
 
@@ -216,7 +216,7 @@ def dlq_replay(
 
     def agree(number: int) -> None:
         if number and not yes:
-            confirm(f"Try to replay {number:,} letters?")
+            confirm(f"Try to replay {counted(number, 'letter')}?")
 
     settings = settings_from(config, data)
     selection = Selection(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moescope.console.kafka.clients import opened_admin
 from moescope.console.kafka.topic_plan import Remedy, cautions, differences
 from moescope.console.kafka.topics import apply_differences, read_topics
+from moescope.console.output import counted
 from moescope.core.errors import InputError
 from moescope.core.kafka import declared_topics
 
@@ -72,7 +73,8 @@ def apply_topics(
         there = read_topics(admin, names)
     if by_hand:
         raise InputError(
-            f"{len(by_hand)} differences can only be mended by hand; {len(todo)} others were.",
+            f"{counted(len(by_hand), 'difference')} can only be mended by hand; "
+            f"{counted(len(todo), 'other')} {'was' if len(todo) == 1 else 'were'} mended.",
             why="; ".join(
                 f"{each.topic} has {each.what} {each.found}, not {each.wanted}" for each in by_hand
             ),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from moescope.core.broker_addresses import broker_addresses
 from moescope.core.errors import SettingsError
 from moescope.core.kafka.errors import MissingChecksumError, explain
 from moescope.core.kafka.first_connections import FirstConnections
+from moescope.core.kafka.tls_files import check_tls_files, secret
 from moescope.core.kafka.topics import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -111,8 +112,7 @@ def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:  # noq
 
 
 def _connection(settings: Settings) -> dict[str, Any]:
-    servers = [each.strip() for each in settings["kafka.bootstrap_servers"].split(",")]
-    servers = [each for each in servers if each]
+    servers = broker_addresses(settings["kafka.bootstrap_servers"])
     if not servers:
         raise SettingsError(
             "No Kafka brokers are configured.",
@@ -130,29 +130,18 @@ def _connection(settings: Settings) -> dict[str, Any]:
         options |= {
             "sasl_mechanism": settings["kafka.sasl_mechanism"] or None,
             "sasl_plain_username": settings["kafka.sasl_username"],
-            "sasl_plain_password": _secret(settings, "kafka.sasl_password_file"),
+            "sasl_plain_password": secret(settings, "kafka.sasl_password_file"),
         }
     if protocol.endswith("SSL"):
+        check_tls_files(settings)
         options |= {
             "ssl_check_hostname": settings["kafka.ssl_check_hostname"],
             "ssl_cafile": settings["kafka.ssl_ca_file"] or None,
             "ssl_certfile": settings["kafka.ssl_certificate_file"] or None,
             "ssl_keyfile": settings["kafka.ssl_key_file"] or None,
-            "ssl_password": _secret(settings, "kafka.ssl_key_password_file") or None,
+            "ssl_password": secret(settings, "kafka.ssl_key_password_file") or None,
         }
     return options
-
-
-def _secret(settings: Settings, name: str) -> str:
-    path = settings[name]
-    if not path:
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8").rstrip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"The file of {name} cannot be read.", why=str(error), next_step=f"Check {path}."
-        ) from error
 
 
 def _ms(seconds: float) -> int:

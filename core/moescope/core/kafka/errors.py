@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from moescope.core.errors import (
     DependencyUnreachableError,
@@ -19,6 +19,10 @@ class BrokerUnreachableError(DependencyUnreachableError):
     """No broker answers, or not in time."""
 
 
+class BrokerDeclinedError(BrokerUnreachableError):
+    """A broker answers, and does not do what was asked of it; later it may."""
+
+
 class TopicMissingError(DependencyUnreachableError):
     """A topic does not exist."""
 
@@ -26,7 +30,7 @@ class TopicMissingError(DependencyUnreachableError):
 class BrokerRefusedError(InputError):
     """The broker does not accept who we say we are, or what we want to do."""
 
-    exit_code = DependencyUnreachableError.exit_code
+    exit_code: ClassVar[int] = 3
 
 
 class KafkaRecordTooLargeError(InputError):
@@ -50,6 +54,23 @@ _REFUSED: Final = frozenset(
         "AuthorizationError",
     }
 )
+_WRONG_SETTING: Final = {
+    "InvalidTransactionTimeoutError": (
+        "kafka.transaction_timeout",
+        "Lower it, or raise the brokers' transaction.max.timeout.ms.",
+    ),
+    "InvalidSessionTimeoutError": (
+        "kafka.session_timeout",
+        "Put it between the brokers' group.min and group.max.session.timeout.ms.",
+    ),
+    "InvalidGroupIdError": ("kafka.group", "Give the group another name."),
+    "InconsistentGroupProtocolError": (
+        "kafka.group",
+        "Others share out partitions in another way in this group: use a group of its own.",
+    ),
+    "InvalidTopicError": ("kafka.topic_prefix", "Choose a prefix that gives names of topics."),
+}
+"""What a broker will never take, whose setting it is, and what to do about it."""
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
 
 
@@ -78,12 +99,8 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
             next_step="Check kafka.security_protocol, the user, the certificates and the "
             "broker's access rules: `moescope doctor`.",
         )
-    if "KafkaConfigurationError" in names:
-        return SettingsError(
-            f"The Kafka client does not accept its settings while {doing}.",
-            why=why,
-            next_step="Check the settings under kafka: `moescope config show`.",
-        )
+    if "KafkaConfigurationError" in names or names & _WRONG_SETTING.keys():
+        return _wrong_setting(names, doing, settings, why)
     if names & _TOO_LARGE:
         return KafkaRecordTooLargeError(
             f"A record is over the broker's limit while {doing}.",
@@ -96,8 +113,30 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
             why=why,
             next_step="Make the topics: `moescope kafka topics-apply --yes`.",
         )
+    if "BrokerResponseError" in names and "RetriableError" not in names:
+        return BrokerDeclinedError(
+            f"The Kafka broker refused what was asked while {doing}.",
+            why=why,
+            next_step="See the broker's log; moescope asks again.",
+        )
     return BrokerUnreachableError(
         f"No Kafka broker answered while {doing}.",
         why=why,
-        next_step=f"Check that a broker runs at {servers} and can be reached from here.",
+        next_step=f"Check that a broker runs at {servers}, can be reached from here, and speaks "
+        f"{settings['kafka.security_protocol']} there (kafka.security_protocol).",
+    )
+
+
+def _wrong_setting(names: set[str], doing: str, settings: Settings, why: str) -> SettingsError:
+    for name in names & _WRONG_SETTING.keys():
+        setting, next_step = _WRONG_SETTING[name]
+        return SettingsError(
+            f"The Kafka broker does not take {setting} = {settings[setting]} while {doing}.",
+            why=why,
+            next_step=next_step,
+        )
+    return SettingsError(
+        f"The Kafka client does not accept its settings while {doing}.",
+        why=why,
+        next_step="Check the settings under kafka: `moescope config show`.",
     )

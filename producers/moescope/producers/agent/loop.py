@@ -32,11 +32,8 @@ _LOCK_PAUSE_SECONDS: Final = 0.05
 _log = logging.getLogger("moescope.producers")
 
 
-class AgentLockedError(MoescopeError):
+class AgentLockedError(DependencyUnreachableError):
     """Another agent serves the folder."""
-
-    retriable = True
-    exit_code = DependencyUnreachableError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
