@@ -12,6 +12,7 @@ from moescope.core.control_records import ControlReader
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, explain, open_consumer, topic_name
 from moescope.core.kafka.broker_watch import BrokerWatch
+from moescope.core.kafka.ends import end_offsets
 from moescope.core.plain_codec import PlainFormatError
 from moescope.processors.group.bounded import end_consumer
 
@@ -128,7 +129,7 @@ class ControlFollower:
         self._consumer = consumer
 
     def _is_at_end(self) -> bool:
-        end = self._consumer.end_offsets([self._place], ASK_MS)[self._place]
+        end = end_offsets(self._consumer, [self._place], ASK_MS)[self._place]
         position = self._consumer.position(self._place, timeout_ms=ASK_MS)
         return position is not None and bool(position >= end)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moescope.core.control_records import control_changes, control_records
 from moescope.core.errors import MoescopeError
 from moescope.core.kafka import Topic, explain, open_consumer, open_producer, topic_name
+from moescope.core.kafka.ends import end_offsets
 from moescope.storage.threshold_rows import read_book
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class ControlPublisher:
         with closing(open_consumer(self._settings)) as consumer:
             consumer.assign([place])
             consumer.seek_to_beginning(place)
-            end = consumer.end_offsets([place], timeout_ms=_ASK_MS)[place]
+            end = end_offsets(consumer, [place], _ASK_MS)[place]
             gives_up = self._clock.monotonic() + self._settings["kafka.delivery_timeout"]
             while (consumer.position(place, timeout_ms=_ASK_MS) or 0) < end:
                 for record in consumer.poll(_POLL_MS).get(place, []):

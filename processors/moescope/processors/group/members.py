@@ -54,6 +54,11 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
             changes, self._changes = self._changes, []
         return changes
 
+    def has_more(self) -> bool:
+        """Whether there were changes since the last call of `take`."""
+        with self._lock:
+            return bool(self._changes)
+
     def _note(self, places: Iterable[Any], *, given: bool) -> None:
         numbers = frozenset(place.partition for place in places)
         with self._lock:

@@ -14,6 +14,7 @@ from moescope.core.clock import NO_TIME
 from moescope.core.emission import LIVE_DOMAIN, PartitionProgress
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, open_consumer, topic_name
+from moescope.core.kafka.ends import end_offsets
 from moescope.core.kafka.places import partition_name, partition_number
 from moescope.processors.group.bounded import end_consumer
 from moescope.processors.group.errors import duplicate_processor
@@ -148,6 +149,8 @@ class GroupSource:
             return False
         if self._consumer.group_metadata().state != MemberState.STABLE:
             return False
+        if self._rebalances is None or self._rebalances.has_more():
+            return False
         numbers = self._reader.numbers
         return len(self._resumed) == len(numbers) and (not numbers or self._reader.is_read())
 
@@ -255,7 +258,7 @@ class GroupSource:
                 number, committed.offset, NO_TIME, "The group's offset was set by hand."
             )
         name = partition_name(self._topic, number)
-        end = self._consumer.end_offsets([place], LOAD_TIMEOUT_MS)[place]
+        end = end_offsets(self._consumer, [place], LOAD_TIMEOUT_MS)[place]
         if end < note.emitted_to:
             raise rewound(name, f"It ends at record {end}, but {note.emitted_to} were read.")
         progress = self._states.read(note.state)

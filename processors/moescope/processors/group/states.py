@@ -9,6 +9,7 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 
 from moescope.core.emission_records import EmissionRecord, read_state
 from moescope.core.kafka import Topic, open_consumer, topic_name
+from moescope.core.kafka.ends import end_offsets
 from moescope.core.plain_codec import PlainFormatError, PlainVersionError
 from moescope.processors.group.bounded import end_consumer
 
@@ -57,7 +58,7 @@ class StateReader:
                 max_poll_records=16,
             )
             self._consumer.assign([self._place])
-        end = self._consumer.end_offsets([self._place], self._seconds * 1e3)[self._place]
+        end = end_offsets(self._consumer, [self._place], self._seconds * 1e3)[self._place]
         if not 0 <= offset < end:
             return None
         self._consumer.seek(self._place, offset)

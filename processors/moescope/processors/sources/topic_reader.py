@@ -18,6 +18,7 @@ from kafka.errors import (
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import TopicMissingError, explain
+from moescope.core.kafka.ends import end_offsets, first_offsets
 from moescope.core.kafka.places import partition_name
 from moescope.core.kafka.record_times import append_time_us
 from moescope.processors.sources.batch_log import LogRewoundError
@@ -194,7 +195,7 @@ class TopicReader:
         if self._consumer is None or not places:
             return False
         with self.asking(f"asking for the end of {self._topic}"):
-            ends = self._consumer.end_offsets(places, timeout_ms=LOOK_TIMEOUT_MS)
+            ends = end_offsets(self._consumer, places, LOOK_TIMEOUT_MS)
             for place, end in ends.items():
                 ahead = self._ahead[place.partition]
                 ahead.note_end(end, asked_at)
@@ -271,8 +272,8 @@ class TopicReader:
             ahead = self._ahead.get(place.partition)
             if ahead is None or ahead.fetched_to != offset:
                 continue
-            begin = self._consumer.beginning_offsets([place], LOOK_TIMEOUT_MS)[place]
-            end = self._consumer.end_offsets([place], LOOK_TIMEOUT_MS)[place]
+            begin = first_offsets(self._consumer, [place], LOOK_TIMEOUT_MS)[place]
+            end = end_offsets(self._consumer, [place], LOOK_TIMEOUT_MS)[place]
             if offset > end:
                 raise self._rewound(place.partition, end, offset)
             if offset < begin:

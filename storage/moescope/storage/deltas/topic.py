@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moescope.core.emission_records import EmissionRecord
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, TopicMissingError, explain, open_consumer, topic_name
+from moescope.core.kafka.ends import end_offsets, first_offsets
 from moescope.core.kafka.places import partition_name
 from moescope.storage.deltas.errors import DeltasRewoundError
 
@@ -117,7 +118,7 @@ class DeltasTopic:
             consumer = self._opened()
             numbers = consumer.partitions_for_topic(self._routing) or ()
             places = [TopicPartition(self._routing, number) for number in sorted(numbers)]
-            ends = consumer.end_offsets([self._place, *places], timeout_ms=ASK_MS)
+            ends = end_offsets(consumer, [self._place, *places], ASK_MS)
         except KafkaError as error:
             raise self._explained(error, doing) from error
         routing = {partition_name(each.topic, each.partition): ends[each] for each in places}
@@ -157,7 +158,7 @@ class DeltasTopic:
         self._place = TopicPartition(self._topic, 0)
         consumer.assign([self._place])
         if self._next is None:
-            self._next = consumer.beginning_offsets([self._place], ASK_MS)[self._place]
+            self._next = first_offsets(consumer, [self._place], ASK_MS)[self._place]
         consumer.seek(self._place, self._next)
 
     def _find_place(self) -> list[DeltasRecord | DeltasGap]:
@@ -166,8 +167,8 @@ class DeltasTopic:
 
         first = self._next or 0
         try:
-            begin = self._consumer.beginning_offsets([self._place], ASK_MS)[self._place]
-            end = self._consumer.end_offsets([self._place], ASK_MS)[self._place]
+            begin = first_offsets(self._consumer, [self._place], ASK_MS)[self._place]
+            end = end_offsets(self._consumer, [self._place], ASK_MS)[self._place]
         except KafkaError as error:
             raise self._explained(error, f"asking for the beginning of {self._topic}") from error
         if first > end:

@@ -1,0 +1,34 @@
+"""Where partitions begin and end now, or an error: the client leaves out what it was not told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+
+def first_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:  # noqa: ANN401 (untyped library)
+    """Offset of the first record that each `kafka.TopicPartition` still holds.
+
+    Raises:
+        kafka.errors.KafkaTimeoutError: Of some nothing was told, as while a broker starts.
+    """
+    return _of_all(consumer.beginning_offsets, places, timeout_ms)
+
+
+def end_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:  # noqa: ANN401 (untyped library)
+    """Offset after the last record of each `kafka.TopicPartition`; raises as `first_offsets`."""
+    return _of_all(consumer.end_offsets, places, timeout_ms)
+
+
+def _of_all(
+    ask: Callable[..., dict[Any, int]], places: Collection[Any], timeout_ms: float
+) -> dict[Any, int]:
+    from kafka.errors import KafkaTimeoutError  # noqa: PLC0415 (imported when a client is opened)
+
+    found = ask(list(places), timeout_ms=timeout_ms)
+    missing = [place for place in places if found.get(place) is None]
+    if missing:
+        raise KafkaTimeoutError(f"Nobody told of {missing[0].topic}-{missing[0].partition}")
+    return found
