@@ -288,9 +288,9 @@ class Fleet:
             for machine in longer(self.machines, seconds)
         ]
 
-    def wait_for_owner(self, seconds: float = RECOVERY_S) -> None:
+    def wait_for_owner(self, start: float | None = None) -> None:
         """Wait until the owner owns."""
-        wait_for("an owner", lambda: owns(self.owner), seconds)
+        wait_for("an owner", lambda: owns(self.owner), RECOVERY_S, start=start)
 
     def wait_for_standby(self, seconds: float = RECOVERY_S) -> None:
         """Wait until the standby stands by."""
@@ -325,10 +325,10 @@ class Fleet:
             for process in running:
                 process.wait()
 
-    def wait_until_shipped(self, seconds: float = DRAIN_S) -> None:
+    def wait_until_shipped(self, seconds: float = DRAIN_S, start: float | None = None) -> None:
         """Wait until all that batch logs hold now is shipped."""
         ends = {path: end for root in self.log_roots() for path, end in log_ends(root).items()}
-        wait_for("agents ship all", lambda: is_shipped(ends), seconds)
+        wait_for("agents ship all", lambda: is_shipped(ends), seconds, start=start)
 
     def wait_until_stored(
         self, ends: Mapping[int, int], seconds: float = RECOVERY_S, start: float | None = None

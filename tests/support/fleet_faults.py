@@ -77,7 +77,8 @@ class Saboteur:
         """Do everything so many times, in random order, waiting for recovery after each.
 
         Raises:
-            FleetError: The fleet did not recover in a minute, or a part of it ended by itself.
+            FleetError: The fleet did not recover within a minute of the fault, or a part of it
+                ended by itself.
         """
         order = [fault for fault, times in faults.items() for _ in range(times)]
         self._chance.shuffle(order)
@@ -87,10 +88,10 @@ class Saboteur:
             begin = time.monotonic()
             self._acts[fault]()
             if fault is Fault.OWNER_KILLED:
-                self._fleet.wait_for_owner()
+                self._fleet.wait_for_owner(begin)
             if fault in (Fault.AGENT_KILLED, Fault.BROKER_KILLED):
                 # What the logs held is to arrive as well.
-                self._fleet.wait_until_shipped()
+                self._fleet.wait_until_shipped(RECOVERY_S, begin)
                 ends = end_offsets(self._fleet.bootstrap, self._fleet.routing)
             seconds = self._fleet.wait_until_stored(ends, start=begin)
             self._fleet.check()

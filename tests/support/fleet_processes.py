@@ -226,14 +226,17 @@ def wait_for(
     """Wait until something is so; gives the seconds that it took since `start`.
 
     Raises:
-        FleetError: It is not so in time.
+        FleetError: It is not so in time, or was so too late by the time since `start`.
     """
     begin = time.monotonic() if start is None else start
     while not is_so():
         if time.monotonic() - begin > seconds:
             raise FleetError(f"Not within {seconds:g} s: {what}.")
         time.sleep(pause)
-    return time.monotonic() - begin
+    took = time.monotonic() - begin
+    if start is not None and took >= seconds:
+        raise FleetError(f"Not within {seconds:g} s, but after {took:.1f} s: {what}.")
+    return took
 
 
 def read_json(path: Path) -> dict[str, Any]:

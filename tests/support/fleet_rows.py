@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 from support.fleet_engine import EXPERTS, LAYERS, REQUESTS, TABLE, ids_of_steps
 
-from moescope.core.batchlog import BatchLogWriter, list_partitions
+from moescope.core.batchlog import BatchLogReader, BatchLogWriter, list_partitions
 from moescope.core.wire import decode_batch
 
 if TYPE_CHECKING:
@@ -23,12 +23,25 @@ if TYPE_CHECKING:
 SECOND_US = 1_000_000
 CONTEXT_FLAG = 1
 LATENESS_S = 2
+CURSOR_US = 500_000
+"""How much later than an acknowledgement the agent's cursor may be saved."""
 
 
 def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]]) -> dict[str, int]:
-    """How many batches and rows were logged, delivered, dropped and told as dropped."""
+    """What became of an agent's batches and rows.
+
+    An agent that lives on gives the batches of its log the sequence numbers 0, 1, 2, …
+
+    Returns:
+        `written`, `delivered`, `dropped` batches; `told`: those that headers tell as dropped;
+        `delivered_rows`, `told_rows`; `strange`: delivered batches that were never written;
+        `stranded`: batches that the log still holds, and the topic does not; `burst`: most batches
+        that arrived in a time in which the cursor may not have been saved.
+    """
     (info,) = list_partitions(log)
     assert info.name == node
+    with BatchLogReader(log, node) as reader:
+        first_kept = reader.first_offset()
     with BatchLogWriter(log, node) as writer:
         dropped = writer.dropped_records
     delivered = {}
@@ -47,10 +60,20 @@ def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]])
         "written": info.end_offset,
         "delivered": len(delivered),
         "dropped": dropped,
+        "strange": len(delivered.keys() - set(range(info.end_offset))),
+        "stranded": len(set(range(first_kept, info.end_offset)) - delivered.keys()),
+        "burst": largest_burst([one.arrived_us for places in topic.values() for one in places]),
         "told": sum(one.log_batches for one in drops),
         "delivered_rows": len(serials),
         "told_rows": sum(one.log_rows + one.ring_rows for one in drops),
     }
+
+
+def largest_burst(arrived_us: Sequence[int]) -> int:
+    """Most records that arrived within `CURSOR_US`."""
+    times = np.sort(np.array(arrived_us, np.int64))
+    inside = np.searchsorted(times, times + CURSOR_US, side="right") - np.arange(len(times))
+    return int(inside.max(initial=0))
 
 
 class _Rows:
