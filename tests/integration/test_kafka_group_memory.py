@@ -15,6 +15,7 @@ from support.routed_topic import make_streams, make_topics, send, topic_settings
 from support.small_windows import CONFIG
 
 from moescope.core.clock import SystemClock
+from moescope.core.errors import SettingsError
 from moescope.core.kafka import Topic, open_admin, topic_name
 from moescope.core.self_metrics import SelfMetrics
 from moescope.processors.finish import WindowFinisher
@@ -134,3 +135,26 @@ def test_note_of_somebody_else_is_none() -> None:
     for text in (None, "", "moved by hand", "[]", "3", '{"emitted_to": 7}'):
         assert read_note(text) is None
     assert read_note('{"emitted_to": "7", "state": 3, "watermark_us": 0}') is None
+
+
+def test_time_that_the_broker_never_takes_ends_the_processor(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """A time over the broker's maximum is an error of settings, not a broker that is away."""
+    settings = topic_settings(
+        kafka_broker.bootstrap, topic_prefix, kafka__transaction_timeout=700.0
+    )
+    make_topics(settings)
+    with (
+        joined_group(
+            settings,
+            WindowFinisher(),
+            metrics=SelfMetrics(),
+            clock=SystemClock(),
+            log=print,
+            config=CONFIG,
+        ) as pipeline,
+        pytest.raises(SettingsError, match=r"kafka\.transaction_timeout = 700") as caught,
+    ):
+        pipeline.run(until_idle=True)
+    assert caught.value.exit_code == 2

@@ -2,6 +2,7 @@
 
 from moescope.core.kafka.clients import open_admin, open_consumer, open_producer
 from moescope.core.kafka.errors import (
+    BrokerDeclinedError,
     BrokerRefusedError,
     BrokerUnreachableError,
     KafkaRecordTooLargeError,
@@ -11,6 +12,7 @@ from moescope.core.kafka.errors import (
 from moescope.core.kafka.topics import Topic, TopicSpec, declared_topics, topic_name
 
 __all__ = [
+    "BrokerDeclinedError",
     "BrokerRefusedError",
     "BrokerUnreachableError",
     "KafkaRecordTooLargeError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from moescope.core.errors import (
@@ -71,12 +72,13 @@ _WRONG_SETTING: Final = {
     "InvalidTopicError": ("kafka.topic_prefix", "Choose a prefix that gives names of topics."),
 }
 """What a broker will never take, whose setting it is, and what to do about it."""
+_ERROR_NAME: Final = re.compile(r"\[Error -?\d+\] (\w+)")
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
 
 
 def is_refusal(error: BaseException) -> bool:
     """Whether a broker does not accept who we are, or we it: time does not mend that."""
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = _names(error)
     # The library turns what OpenSSL says into text.
     return bool(names & _REFUSED or "SSLError" in names or "CERTIFICATE" in str(error))
 
@@ -89,7 +91,7 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
         doing: What was tried, to go behind "while": "sending to moescope.routing".
         settings: Name the brokers.
     """
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = _names(error)
     why = f"{type(error).__name__}: {error}"
     servers = settings["kafka.bootstrap_servers"]
     if is_refusal(error):
@@ -125,6 +127,22 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
         next_step=f"Check that a broker runs at {servers}, can be reached from here, and speaks "
         f"{settings['kafka.security_protocol']} there (kafka.security_protocol).",
     )
+
+
+def _names(error: BaseException) -> set[str]:
+    """Names of an error's classes, and of that which it only tells in words.
+
+    What the library does not expect of an answer about transactions becomes a plain `KafkaError`
+    with the answer in its text.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if type(error).__name__ == "KafkaError":
+        from kafka import errors  # noqa: PLC0415 (imported already by who raised it)
+
+        for word in _ERROR_NAME.findall(str(error)):
+            told = getattr(errors, word, None)
+            names |= {kind.__name__ for kind in getattr(told, "__mro__", ())}
+    return names
 
 
 def _wrong_setting(names: set[str], doing: str, settings: Settings, why: str) -> SettingsError:
