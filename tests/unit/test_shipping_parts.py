@@ -186,6 +186,19 @@ def test_trouble_is_said_once_per_change(caplog: pytest.LogCaptureFixture) -> No
     assert standing.trouble is None
 
 
+def test_the_first_connection_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A log tells that an agent has found its broker, and each time that it is away and back."""
+    standing = Standing()
+    standing.opened(0.0)
+    standing.opened(1.0)
+    for second in (2.0, 4.0):
+        standing.not_opened(BrokerUnreachableError("nobody"), second)
+        standing.opened(second + 1)
+    said = [record.getMessage().split(",")[0] for record in caplog.records]
+    away_and_back = ["Batches stay in the batch log", "Batches can be shipped again"]
+    assert said == ["Kafka is reached.", *away_and_back, *away_and_back]
+
+
 def test_a_client_that_opens_is_no_recovery_where_none_delivers() -> None:
     """Where opening works and sending is refused, health does not say well every half minute."""
     standing = Standing()

@@ -73,7 +73,7 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
     with (
         Agent(ring_directory(directory), root, settings=agent_settings) as agent,
         Shipper(settings, root, metrics) as shipper,
-        serving(settings, metrics, "agent", status=_Standing(shipper, SystemClock()).health),
+        serving(settings, metrics, "agent", status=_Standing(agent, shipper, SystemClock()).health),
         periodically(AgentFigures(agent, metrics).take, seconds=FIGURES_SECONDS),
     ):
         note(f"data directory {directory}; stop with Ctrl-C")
@@ -90,12 +90,13 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
 class _Standing:
     """How the agent of this process is."""
 
-    def __init__(self, shipper: Shipper, clock: Clock) -> None:
+    def __init__(self, agent: Agent, shipper: Shipper, clock: Clock) -> None:
+        self._agent = agent
         self._shipper = shipper
         self._clock = clock
 
     def health(self) -> Health:
-        """What its health file says: a broker that is away is no fault of the agent."""
+        """What its health file says: no restart mends a broker that is away, or a full disk."""
         silent = self._clock.monotonic() - self._shipper.stepped_at
         totals = self._shipper.totals
         facts = {
@@ -104,9 +105,10 @@ class _Standing:
         }
         if silent > HANGS_AFTER_SECONDS:
             return Health(HealthStatus.FAILING, f"shipping hangs for {silent:.0f} s", facts)
-        trouble = self._shipper.trouble
-        if trouble is not None:
-            return Health(HealthStatus.WAITING, f"{trouble.what} {trouble.why}".strip(), facts)
+        troubles = [each for each in (self._agent.trouble, self._shipper.trouble) if each]
+        if troubles:
+            why = " ".join(f"{each.what} {each.why}".strip() for each in troubles)
+            return Health(HealthStatus.WAITING, why, facts)
         return Health(facts=facts)
 
 

@@ -49,7 +49,7 @@ class Cursor:
         stored = _read_offset(self._file)
         self._offset = stored or 0
         if stored is None:
-            with write_errors(f"register the cursor {name!r}"):
+            with write_errors(f"register the cursor {name!r}", self._file):
                 self._file.parent.mkdir(exist_ok=True)
                 sync_folder(path)
                 self._store(0)
@@ -74,7 +74,7 @@ class Cursor:
             )
         if offset == self._offset:
             return
-        with write_errors(f"move the cursor {self.name!r}"):
+        with write_errors(f"move the cursor {self.name!r}", self._file):
             self._store(offset)
         self._offset = offset
 
@@ -84,7 +84,7 @@ class Cursor:
         Raises:
             BatchLogWriteError: The file system refused (retriable).
         """
-        with write_errors(f"remove the cursor {self.name!r}"):
+        with write_errors(f"remove the cursor {self.name!r}", self._file):
             self._file.unlink(missing_ok=True)
             sync_folder(self._file.parent)
 
@@ -101,7 +101,7 @@ def cursor_offsets(path: Path) -> dict[str, int]:
         BatchLogReadError: The cursors cannot be listed or read.
     """
     folder = path / _FOLDER
-    with read_errors(f"list the cursors in {folder}"):
+    with read_errors(f"list the cursors in {folder}", folder):
         try:
             files = [file for file in folder.iterdir() if file.name.endswith(_SUFFIX)]
         except FileNotFoundError:

@@ -24,8 +24,12 @@ FORMAT_VERSION = 1
 
 
 @contextlib.contextmanager
-def write_errors(doing: str) -> Iterator[None]:
+def write_errors(doing: str, where: Path) -> Iterator[None]:
     """Turn an operating system error while changing the log into the documented one.
+
+    Args:
+        doing: What was tried, to go behind "could not".
+        where: Named where the error names no file, as that of a full disk does not.
 
     Raises:
         BatchLogWriteError: An OSError came out of the block.
@@ -35,14 +39,18 @@ def write_errors(doing: str) -> Iterator[None]:
     except OSError as error:
         raise BatchLogWriteError(
             f"Could not {doing}.",
-            why=f"{error.strerror or error} ({error.filename or 'no file name'})",
+            why=f"{error.strerror or error} ({error.filename or where})",
             next_step="Free disk space or fix the permissions, then try again.",
         ) from error
 
 
 @contextlib.contextmanager
-def read_errors(doing: str) -> Iterator[None]:
+def read_errors(doing: str, where: Path) -> Iterator[None]:
     """Turn an operating system error while reading the log into the documented one.
+
+    Args:
+        doing: What was tried, to go behind "could not".
+        where: Named where the error names no file.
 
     Raises:
         BatchLogReadError: An OSError came out of the block.
@@ -52,7 +60,7 @@ def read_errors(doing: str) -> Iterator[None]:
     except OSError as error:
         raise BatchLogReadError(
             f"Could not {doing}.",
-            why=f"{error.strerror or error} ({error.filename or 'no file name'})",
+            why=f"{error.strerror or error} ({error.filename or where})",
             next_step="Check that the log root is mounted and readable, then try again.",
         ) from error
 
@@ -93,7 +101,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         BatchLogFormatError: It is not JSON of this format version.
         BatchLogReadError: The operating system refused to read it.
     """
-    with read_errors(f"read {path.name}"):
+    with read_errors(f"read {path.name}", path):
         try:
             raw = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):

@@ -65,7 +65,7 @@ def partition_names(root: Path) -> list[str]:
     Raises:
         BatchLogReadError: The root cannot be listed.
     """
-    with read_errors(f"list the log root {root}"):
+    with read_errors(f"list the log root {root}", root):
         try:
             folders = [entry.name for entry in os.scandir(root) if entry.is_dir()]
         except FileNotFoundError:
@@ -135,7 +135,7 @@ def list_segments(path: Path) -> list[Segment]:
     Raises:
         BatchLogReadError: The folder cannot be listed.
     """
-    with read_errors(f"list the segments in {path}"), os.scandir(path) as entries:
+    with read_errors(f"list the segments in {path}", path), os.scandir(path) as entries:
         found = [(segment_base_offset(entry.name), entry.name) for entry in entries]
     return sorted(Segment(base, path / name) for base, name in found if base is not None)
 

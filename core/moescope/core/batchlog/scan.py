@@ -150,7 +150,7 @@ class SegmentScanner:
         Raises:
             BatchLogReadError: The operating system refused to read.
         """
-        with read_errors(f"read {self.segment.path.name}"):
+        with read_errors(f"read {self.segment.path.name}", self.segment.path):
             size = os.fstat(self._file).st_size
             return os.pread(self._file, max(size - self.position, 0), self.position)
 
@@ -201,7 +201,7 @@ class SegmentScanner:
         return True
 
     def _fill(self) -> None:
-        with read_errors(f"read {self.segment.path.name}"):
+        with read_errors(f"read {self.segment.path.name}", self.segment.path):
             count = os.preadv(self._file, [self._buffer], self.position)
         self._buffer_from = self.position
         self._buffer_to = self.position + count
@@ -210,7 +210,7 @@ class SegmentScanner:
         self, wanted: int, limit: int | None, corrupt: list[CorruptRange]
     ) -> Stop | None:
         """Jump to the next valid frame, or say why there is none; None means go on."""
-        with read_errors(f"read {self.segment.path.name}"):
+        with read_errors(f"read {self.segment.path.name}", self.segment.path):
             status = os.fstat(self._file)
         left = status.st_size - self.position
         if left <= 0 and (limit is None or limit <= self.offset):
@@ -249,7 +249,7 @@ class SegmentScanner:
         """Position and offset of the first valid frame from the position on."""
         at = self.position
         keep = len(MAGIC) - 1
-        with read_errors(f"read {self.segment.path.name}"):
+        with read_errors(f"read {self.segment.path.name}", self.segment.path):
             while at < size:
                 chunk = os.pread(self._file, _BUFFER_BYTES, at)
                 hit = chunk.find(MAGIC)

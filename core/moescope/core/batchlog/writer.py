@@ -80,7 +80,10 @@ class BatchLogWriter:
         self._clock = clock or SystemClock()
         self._process = os.getpid()
         self._failure: BatchLogSyncError | None = None
-        with contextlib.ExitStack() as on_error, write_errors(f"open the partition {partition!r}"):
+        with (
+            contextlib.ExitStack() as on_error,
+            write_errors(f"open the partition {partition!r}", self.path),
+        ):
             self.path.mkdir(parents=True, exist_ok=True)
             sync_folder(root)
             self._lock = lock_partition(self.path, partition)
@@ -192,7 +195,7 @@ class BatchLogWriter:
             BatchLogUsageError: The writer is closed or forked.
         """
         self.flush(sync=True)
-        with write_errors(f"seal the partition {self.meta.name!r}"):
+        with write_errors(f"seal the partition {self.meta.name!r}", self.path):
             write_seal(self.path, self._next_offset)
         self.close()
 
@@ -303,7 +306,7 @@ class BatchLogWriter:
             ) from error
 
     def _roll_and_remove(self, needed: int) -> None:
-        with write_errors(f"make room in the partition {self.meta.name!r}"):
+        with write_errors(f"make room in the partition {self.meta.name!r}", self.path):
             if self._active.size and self._active.size + needed > self.settings.roll_bytes:
                 self._roll()
             cap = self.settings.byte_cap
@@ -347,7 +350,7 @@ class BatchLogWriter:
         if error is not None:
             raise BatchLogWriteError(
                 f"Could not append to the partition {self.meta.name!r}.",
-                why=str(error),
+                why=f"{error.strerror or error} ({error.filename or self._active.segment.path})",
                 next_step="Free disk space or raise the limit; then append the rest again.",
             ) from error
 

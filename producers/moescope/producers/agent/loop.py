@@ -126,8 +126,14 @@ class Agent:
         self._unreadable_rings = 0
         self._complaint = ""
         self._error: MoescopeError | None = None
+        self._trouble: MoescopeError | None = None
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self._directory, self._clock)
+
+    @property
+    def trouble(self) -> MoescopeError | None:
+        """Why the batch log takes nothing at the moment, if so; may be asked from any thread."""
+        return self._trouble
 
     def run_once(self, *, flush: bool = False) -> bool:
         """Ship what is due, from every ring; whether there was anything to do.
@@ -153,7 +159,8 @@ class Agent:
                 node.close_log()
         if self._error is None and self._complaint:
             self._complaint = ""
-            _log.info("The batch log accepts batches again.")
+            _log.warning("The batch log accepts batches again.")
+        self._trouble = self._error
         return worked
 
     def run(self, stop: threading.Event) -> None:

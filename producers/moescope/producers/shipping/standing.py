@@ -42,6 +42,7 @@ class Standing:
         self.trouble: MoescopeError | None = None
         self._since = 0.0
         self._took_none = False
+        self._was_reached = False
 
     def not_opened(self, error: MoescopeError, now: float) -> None:
         """No client can be had."""
@@ -57,12 +58,16 @@ class Standing:
         """A client can be had: good news, unless those before it delivered nothing."""
         if not self._took_none:
             self.delivered(now)
+        if not self._was_reached:
+            # A warning like all that is said of the broker: what is below that is shown nowhere.
+            _log.warning("Kafka is reached.")
+            self._was_reached = True
 
     def delivered(self, now: float) -> None:
         """A broker takes batches."""
         self._took_none = False
         if self.trouble is not None:
-            self.trouble = None
+            self.trouble, self._was_reached = None, True
             _log.warning("Batches can be shipped again, after %.0f s.", now - self._since)
 
     def _worsened(self, error: MoescopeError, now: float) -> None:
