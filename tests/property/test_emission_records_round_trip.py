@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.emission_values import EMISSIONS, FLOATS, TEXTS
 from support.plain_equality import same
 
-from moescope.core.emission import Emission, LaneKey, PartitionProgress
+from moescope.core.emission import Emission, LaneKey, PartitionProgress, SharedDelta
 from moescope.core.emission_records import (
     EMISSION_KINDS,
     EmissionAssembler,
@@ -32,6 +32,7 @@ from moescope.core.plain_codec import (
     pack,
     unpack,
 )
+from moescope.core.vocabulary import ScopeKind, WindowKind
 
 if TYPE_CHECKING:
     from random import Random
@@ -320,3 +321,48 @@ def test_what_belongs_to_the_transport_stays_behind() -> None:
     whole = [assembler.add(each) for each in emission_records(emission, "a", 1)][-1]
     assert whole is not None
     assert same(whole, PROGRESSED)
+
+
+LANE = LaneKey("live", "m", "r", "model", "full", 1.0, 4, 1, (0,))
+DELTA = SharedDelta(
+    lane=LANE, phase="decode", kind=WindowKind.TIME, scope_kind=ScopeKind.ALL, scope_value="",
+    pane=0, counts=np.zeros((1, 4), np.uint32), dropped=np.zeros(1, np.uint64), seen=1,
+    first_time_us=0, last_time_us=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "changed"),
+    [
+        (PROGRESSED.progress[0], {"partition": 7}),
+        (PROGRESSED.progress[0], {"emitted_to": "a"}),
+        (PROGRESSED.progress[0], {"emitted_to": True}),
+        (PROGRESSED.progress[0], {"emitted_to": 1 << 64}),
+        (PROGRESSED.progress[0], {"watermark_us": None}),
+        (PROGRESSED.progress[0], {"state": "text"}),
+        (PROGRESSED.progress[0], {"set_aside_us": (1, "2")}),
+        (DELTA, {"lane": None}),
+        (DELTA, {"seen": "many"}),
+        (DELTA, {"seen": 1.5}),
+        (DELTA, {"kind": "time"}),
+        (DELTA, {"kind": ScopeKind.ALL}),
+        (DELTA, {"counts": [1, 2]}),
+        (DELTA, {"counts": np.zeros((1, 4))}),
+        (DELTA, {"dropped": np.zeros(1, np.int64)}),
+        (DELTA, {"scene_tokens": {"chat": "1"}}),
+        (DELTA, {"scene_tokens": ()}),
+        (DELTA, {"router": np.zeros(1, np.uint64)}),
+        (DELTA, {"lags": DELTA.counts}),
+        (replace(LANE, layers=()), {"layers": ("0",)}),
+        (PROGRESSED, {"histograms": {"k": DELTA.counts}}),
+        (PROGRESSED, {"unread": frozenset({1})}),
+        (PROGRESSED, {"deltas": [DELTA]}),
+    ],
+)
+def test_fields_of_other_types_are_refused(value: Emission, changed: dict[str, Any]) -> None:
+    """A well-framed object whose fields hold other things would stop whoever works with it."""
+    assert same(unpack(pack(value, EMISSION_KINDS), EMISSION_KINDS), value)
+    packed = pack(replace(value, **changed), EMISSION_KINDS)
+    with pytest.raises(PlainFormatError) as raised:
+        unpack(packed, EMISSION_KINDS)
+    assert next(iter(changed)) in raised.value.why

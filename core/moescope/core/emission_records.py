@@ -27,7 +27,7 @@ from moescope.core.emission import (
     TrailingReference,
     WindowGroup,
 )
-from moescope.core.exceedance import Exceedance, ExceedanceKey
+from moescope.core.exceedance import Exceedance, ExceedanceKey, Exceedances
 from moescope.core.metric_types import Family
 from moescope.core.plain_codec import Kinds, PlainFormatError, pack, unpack
 from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
@@ -55,6 +55,7 @@ EMISSION_KINDS: Final = Kinds(
         TrailingReference, WindowGroup, WindowKind,
     ),
     shared=(LaneKey,),
+    aliases={"Exceedances": Exceedances},
 )  # fmt: skip
 """Every class that appears in an emission."""
 
@@ -269,7 +270,7 @@ class EmissionAssembler:
 def _assembled(waiting: _Waiting) -> Emission | None:
     """The emission; None where the states of some partitions were not there to read."""
     emission = unpack(b"".join(waiting.pieces), EMISSION_KINDS)
-    if not isinstance(emission, Emission) or not _is_sound(emission):
+    if not isinstance(emission, Emission):
         raise PlainFormatError("The value of a record is no emission.")
     states = {
         progress.partition: progress
@@ -278,22 +279,6 @@ def _assembled(waiting: _Waiting) -> Emission | None:
     if any(each.partition not in states for each in emission.progress):
         return None
     return replace(emission, progress=tuple(states[each.partition] for each in emission.progress))
-
-
-_MEMBERS: Final = {
-    "progress": PartitionProgress, "windows": FinishedWindows, "deltas": SharedDelta,
-    "batches": BatchAccount, "dead_letters": DeadLetter, "references": TrailingReference,
-    "nodes": NodeStatus, "dead_letter_counts": DeadLetterCount, "histograms": HistogramKey,
-}  # fmt: skip
-
-
-def _is_sound(emission: Emission) -> bool:
-    """Whether its fields hold what they are for; the reader of bytes checks no types."""
-    return isinstance(emission.histograms, dict) and all(
-        isinstance(each, kind)
-        for name, kind in _MEMBERS.items()
-        for each in getattr(emission, name)
-    )
 
 
 def _part_of(record: EmissionRecord) -> _Part | None:

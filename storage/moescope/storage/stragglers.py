@@ -43,13 +43,14 @@ class PatientStore:
 
     def apply(self, emission: Emission) -> None:
         """Write an emission in one transaction; raises what the store raises."""
-        self._progress |= {each.partition: each for each in emission.progress}
-        waited_for = self._waited_for()
+        progress = self._progress | {each.partition: each for each in emission.progress}
+        waited_for = self._waited_for(progress.values())
         self._store.apply(replace(emission, unread=emission.unread | waited_for))
+        self._progress = progress
 
-    def _waited_for(self) -> frozenset[str]:
+    def _waited_for(self, progress: Iterable[PartitionProgress]) -> frozenset[str]:
         now = self._clock.monotonic()
-        behind = _behind(self._progress.values())
+        behind = _behind(progress)
         self._behind_since = {name: self._behind_since.get(name, now) for name in behind}
         return frozenset(
             name for name, since in self._behind_since.items() if now - since < PATIENCE_SECONDS

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from moescope.core.plain_codec.checking import field_checks
 from moescope.core.plain_codec.errors import too_new
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from moescope.core.plain_codec.checking import Check
 
 
 class Kinds:
@@ -19,9 +23,16 @@ class Kinds:
         classes: Dataclasses, NamedTuples and enums.
         shared: Those of them whose equal objects are written once, and come back as one; their
             fields hold numbers, text and tuples of these only.
+        aliases: Names of other types that the hints of their fields use.
     """
 
-    def __init__(self, classes: Iterable[type], *, shared: Iterable[type] = ()) -> None:
+    def __init__(
+        self,
+        classes: Iterable[type],
+        *,
+        shared: Iterable[type] = (),
+        aliases: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         self._by_name = {each.__name__: each for each in classes}
         self._fields = {
             each: _field_names(each)
@@ -31,6 +42,16 @@ class Kinds:
         self.shared = frozenset(shared) | {
             each for each in self._by_name.values() if issubclass(each, Enum)
         }
+        self._aliases = aliases
+        self._checks: dict[type, dict[str, Check]] = {}
+
+    def checks_of(self, kind: type) -> dict[str, Check]:
+        """Field of a class → whether a value fits it."""
+        checks = self._checks.get(kind)
+        if checks is None:
+            names = {**self._by_name, **self._aliases}
+            checks = self._checks[kind] = field_checks(kind, names)
+        return checks
 
     def fields_of(self, kind: type) -> tuple[str, ...] | None:
         """Field names of a class; None where it is unknown."""

@@ -164,7 +164,19 @@ def _maker(kinds: Kinds, name: object, *names: object) -> Callable[[list[Any]], 
     if missing := required_fields(kind) - set(names):
         raise damaged(f"A {name} lacks {', '.join(sorted(missing))}.")
     texts = tuple(str(each) for each in names)
-    return lambda values: kind(**dict(zip(texts, values, strict=True)))
+    checks = kinds.checks_of(kind)
+    in_order = tuple(checks[each] for each in texts)
+
+    def made(values: list[Any]) -> Any:  # noqa: ANN401
+        for place, (check, value) in enumerate(zip(in_order, values, strict=True)):
+            if not check(value):
+                raise damaged(
+                    f"The field {texts[place]} of a {name} holds a {type(value).__name__} that "
+                    "does not belong there."
+                )
+        return kind(**dict(zip(texts, values, strict=True)))
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)

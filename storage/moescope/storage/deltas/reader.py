@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
-from moescope.core.emission_records import EmissionAssembler
-from moescope.core.errors import DependencyUnreachableError, MoescopeError
+from moescope.core.emission import Emission
+from moescope.core.emission_records import EMISSION_KINDS, EmissionAssembler
+from moescope.core.errors import DependencyUnreachableError, InternalError, MoescopeError
 from moescope.core.kafka.broker_watch import BrokerWatch
-from moescope.core.plain_codec import PlainFormatError, PlainVersionError
+from moescope.core.plain_codec import PlainFormatError, PlainVersionError, pack
 from moescope.storage.deltas.errors import ProcessorsDivergedError
 from moescope.storage.deltas.merging import merged
+from moescope.storage.deltas.set_aside import SetAside
+from moescope.storage.deltas.soundness import objection
 from moescope.storage.deltas.topic import DeltasGap, DeltasTopic
 from moescope.storage.deltas.unread import UnreadPartitions
-from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.errors import EmissionRefusedError, FencedError
 from moescope.storage.progress import check_continues, is_contained
 from moescope.storage.stragglers import PatientStore
 
@@ -34,8 +36,25 @@ LARGEST_BYTES: Final = 16 << 20
 LOOK_SECONDS: Final = 1.0
 AWAY_SECONDS: Final = 1.0
 RETRY_PAUSE_SECONDS: Final = 0.5
-GAP: Final = "deltas_gap"
-DAMAGED: Final = "damaged_emission"
+MOST_IN_A_ROW: Final = 8
+"""Emissions that cannot be applied one after the other: more are a fault of the store's own."""
+_UNFIT: Final = (
+    ArithmeticError,
+    AttributeError,
+    InternalError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+"""What the store raises of values that it cannot work with."""
+
+
+class _Pending(NamedTuple):
+    """An emission that waits to be applied, and where its last record lies."""
+
+    emission: Emission
+    offset: int
+    append_time_us: int
 
 
 class DeltasReader:
@@ -79,7 +98,11 @@ class DeltasReader:
         self._group = settings["kafka.group"]
         self._assembler = EmissionAssembler()
         self._forgotten = 0
-        self._pending: list[Emission] = []
+        self._pending: list[_Pending] = []
+        self._aside = SetAside(
+            self._topic.name, settings["dead_letters.kept_per_minute"], clock, log
+        )
+        self._unfit_in_a_row = 0
         self._pending_bytes = 0
         self._looked_at = float("-inf")
         self._told_unserved: frozenset[str] = frozenset()
@@ -96,8 +119,9 @@ class DeltasReader:
         Raises:
             ProcessorsDivergedError: An emission repeats a part of what is stored.
             DeltasRewoundError: The topic was made anew.
-            PlainVersionError: A processor is newer than this store.
+            PlainVersionError: A processor is newer than this store, or a record pretends it.
             DependencyUnreachableError: Nobody answers, and it is not waited for.
+            InternalError: Many emissions in a row cannot be applied.
             MoescopeError: What the store raised.
         """
         try:
@@ -135,8 +159,9 @@ class DeltasReader:
                 if len(self._pending) >= LARGEST_EMISSIONS or self._pending_bytes >= LARGEST_BYTES:
                     self._apply(item.offset + 1)
         next_offset = self._topic.next_offset
-        if self._pending and next_offset is not None:
+        if (self._pending or self._aside) and next_offset is not None:
             self._apply(next_offset)
+        self._aside.tell()
         return len(items)
 
     def _look(self) -> None:
@@ -157,19 +182,24 @@ class DeltasReader:
         self._pending_bytes += len(item.record.value)
         try:
             emission = self._assembler.add(item.record, item.offset)
-        except PlainVersionError:
-            raise
+        except PlainVersionError as error:
+            raise self._too_new(item.offset, error) from error
         except PlainFormatError as error:
-            self._set_aside(item, error)
+            self._set_aside(item, f"{error.what} {error.why}".rstrip())
             return
         if self._assembler.forgotten > self._forgotten:
             lost = self._assembler.forgotten - self._forgotten
             self._forgotten = self._assembler.forgotten
             self._metrics.add("moescope_store_gap_emissions_total", lost)
-        if emission is not None:
-            self._check(emission)
+        if emission is None:
+            return
+        if (wrong := objection(emission)) is not None:
+            self._set_aside(item, f"The emission that ends here contradicts itself: {wrong}.")
+            return
+        self._check(_Pending(emission, item.offset, item.append_time_us))
 
-    def _check(self, emission: Emission) -> None:
+    def _check(self, pending: _Pending) -> None:
+        emission = pending.emission
         if is_contained(emission, self._progress):
             self._metrics.add("moescope_store_refused_emissions_total")
             if not self._has_told_repeats:
@@ -184,7 +214,7 @@ class DeltasReader:
         except EmissionRefusedError as error:
             raise self._diverged(error) from error
         self._progress |= {each.partition: each for each in emission.progress}
-        self._pending.append(emission)
+        self._pending.append(pending)
 
     def _diverged(self, error: EmissionRefusedError) -> ProcessorsDivergedError:
         return ProcessorsDivergedError(
@@ -195,45 +225,91 @@ class DeltasReader:
             "--reset-processors`, then start the processors: they go on from what is stored.",
         )
 
-    def _set_aside(self, item: DeltasRecord, error: PlainFormatError) -> None:
-        self._log(f"record {item.offset} of {self._topic.name} is set aside: {error.what}")
-        letter = DeadLetter(
-            partition=self._topic.name,
-            offset=item.offset,
-            append_time_us=item.append_time_us,
-            reason=DAMAGED,
-            detail=f"{error.what} {error.why}".rstrip(),
-            payload=item.record.value,
+    def _too_new(self, offset: int, error: PlainVersionError) -> PlainVersionError:
+        return PlainVersionError(
+            f"Record {offset} of {self._topic.name} was written by another version of moescope.",
+            why=error.why,
+            next_step="Upgrade this store if a newer processor wrote it. If none did, step over "
+            "it: stop all processors, start the store once with `moescope run store "
+            "--reset-processors`, then start the processors: what else was not applied yet they "
+            "make again.",
         )
-        self._pending.append(_dead(letter, 1))
+
+    def _at_fault(self, offset: int, why: str) -> InternalError:
+        return InternalError(
+            f"{MOST_IN_A_ROW + 1} emissions in a row cannot be applied, the last of them at record "
+            f"{offset} of {self._topic.name}.",
+            why=f"{why} So many are rather a fault of this store than of the emissions.",
+            next_step="Report it, with the message above.",
+        )
+
+    def _set_aside(self, item: DeltasRecord, detail: str) -> None:
+        self._aside.put(item.offset, item.append_time_us, detail, item.record.value)
 
     def _pass_gap(self, gap: DeltasGap) -> None:
-        lost = gap.end - gap.first
-        detail = f"records {gap.first} to {gap.end - 1} were gone before they were read"
-        self._log(f"{self._topic.name}: {detail}; what processors committed there is lost")
-        self._metrics.add("moescope_store_gap_emissions_total", lost)
+        self._aside.put_gap(gap.first, gap.end)
+        self._metrics.add("moescope_store_gap_emissions_total", gap.end - gap.first)
         # What had begun before the gap never ends.
         self._assembler, self._forgotten = EmissionAssembler(), 0
-        letter = DeadLetter(
-            partition=self._topic.name,
-            offset=gap.first,
-            append_time_us=self._clock.now_us(),
-            reason=GAP,
-            detail=detail,
-            payload=b"",
-        )
-        self._pending.append(_dead(letter, lost))
 
     def _apply(self, read_to: int) -> None:
         begins_at = self._assembler.begins_at
         place = {self._topic.name: read_to if begins_at is None else begins_at}
-        progress = {each.partition: each for one in self._pending for each in one.progress}
-        self._unread.note_progress(progress.values())
-        self._commit(merged(self._pending, place, self._unread.unread()))
-        self._metrics.add("moescope_store_emissions_total", len(self._pending))
+        emissions = [each.emission for each in self._pending]
+        self._unread.note_progress(each for one in emissions for each in one.progress)
+        letters, counts = self._aside.take()
+        dead = Emission(progress=(), dead_letters=letters, dead_letter_counts=counts)
+        try:
+            self._commit(merged([*emissions, dead], place, self._unread.unread()))
+        except (EmissionRefusedError, FencedError):
+            raise
+        except _UNFIT:
+            if not emissions:
+                raise
+            applied = self._apply_singly()
+            letters, counts = self._aside.take()
+            unfit = Emission(progress=(), dead_letters=letters, dead_letter_counts=counts)
+            self._commit(merged([dead, unfit], place, self._unread.unread()))
+        else:
+            applied = len(emissions)
+            if emissions:
+                self._unfit_in_a_row = 0
+        self._metrics.add("moescope_store_emissions_total", applied)
         self._pending, self._pending_bytes = [], 0
         if self._on_applied is not None:
             self._on_applied()
+
+    def _apply_singly(self) -> int:
+        """Apply what is good of what cannot be applied together; gives how much that is.
+
+        The place stays until all is done: what is read again meanwhile is known as applied.
+        """
+        applied = 0
+        for emission, offset, append_time_us in self._pending:
+            try:
+                self._commit(merged([emission], {}, self._unread.unread()))
+            except (EmissionRefusedError, FencedError):
+                raise
+            except _UNFIT as error:
+                self._unfit_in_a_row += 1
+                why = f"{type(error).__name__}: {str(error)[:500]}"
+                if self._unfit_in_a_row > MOST_IN_A_ROW:
+                    raise self._at_fault(offset, why) from error
+                self._log(
+                    f"the emission that ends at record {offset} of {self._topic.name} cannot be "
+                    f"applied and is set aside: {why}"
+                )
+                self._aside.put(
+                    offset,
+                    append_time_us,
+                    f"The emission that ends here cannot be applied: {why}",
+                    pack(emission, EMISSION_KINDS),
+                )
+            else:
+                applied += 1
+                self._unfit_in_a_row = 0
+        self._progress = self._store.load_progress()
+        return applied
 
     def _commit(self, emission: Emission) -> None:
         """Apply, again and again while the store says that it may yet work."""
@@ -247,15 +323,3 @@ class DeltasReader:
                 self._clock.sleep(RETRY_PAUSE_SECONDS)
             else:
                 return
-
-
-def _dead(letter: DeadLetter, records: int) -> Emission:
-    """An emission of nothing but a dead letter, kept once for so many records."""
-    count = DeadLetterCount(
-        partition=letter.partition,
-        reason=letter.reason,
-        records=records,
-        kept=1,
-        record_bytes=len(letter.payload),
-    )
-    return Emission(progress=(), dead_letters=(letter,), dead_letter_counts=(count,))
