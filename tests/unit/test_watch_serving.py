@@ -145,21 +145,51 @@ def connected(watch: Watch) -> socket.socket:
 
 
 def test_silent_clients_hold_nobody_up(tmp_path: Path) -> None:
-    """Clients that never ask take threads, but only so many, and the others are answered."""
+    """Clients that never ask take threads, but only so many, and a scrape always gets in."""
     before = threading.active_count()
     with served(tmp_path, SelfMetrics()) as (watch, url):
-        silent = [connected(watch) for _ in range(MOST_CLIENTS - 1)]
-        assert fetched(f"{url}/healthz")[0] == 200
-        silent += [connected(watch) for _ in range(3 * MOST_CLIENTS)]
-        assert silent[-1].recv(1) == b""
-        assert threading.active_count() <= before + 2 + MOST_CLIENTS
+        silent = [connected(watch) for _ in range(4 * MOST_CLIENTS)]
+        for _ in range(3):
+            assert fetched(f"{url}/metrics")[0] == 200
+            # Whoever had said nothing for longest had to go.
+            with silent.pop(0) as gone:
+                assert gone.recv(1) == b""
+        # One thread more may be about to end.
+        assert threading.active_count() <= before + 3 + MOST_CLIENTS
         for client in silent:
+            client.close()
+
+
+def test_a_silent_client_is_let_go_of_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who says nothing is disconnected, also where nobody else wants the place."""
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.3)
+    with served(tmp_path, SelfMetrics()) as (watch, _), connected(watch) as client:
+        assert client.recv(1) == b""
+
+
+def test_clients_that_do_not_read_their_answer_hold_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All places are taken by answers that nobody fetches: the oldest goes, a scrape gets in."""
+    monkeypatch.setattr(http_server, "_EVICTION_SECONDS", 0.3)
+    metrics = SelfMetrics()
+    for letter in "abcdefgh":
+        metrics.add("moescope_processor_records_total", 1, partition=letter * (1 << 20))
+    with served(tmp_path, metrics) as (watch, url):
+        slow = [connected(watch) for _ in range(MOST_CLIENTS)]
+        for client in slow:
+            client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for client in slow:
+            assert client.recv(1) == b"H"
+        threading.Event().wait(0.5)
+        assert fetched(f"{url}/healthz")[0] == 200
+        for client in slow:
             client.close()
 
 
 def test_a_request_that_drips_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not buy more time than the whole request has."""
-    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 1.0)
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.0)
     with served(tmp_path, SelfMetrics()) as (watch, _), connected(watch) as client:
         client.settimeout(0.2)
         sent, ended = 0, False

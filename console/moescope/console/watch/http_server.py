@@ -8,6 +8,7 @@ import socket
 import socketserver
 import threading
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 MOST_REQUEST_BYTES: Final = 16 << 10
 MOST_CLIENTS: Final = 16
-CLIENT_SECONDS: Final = 5.0
-"""For the whole of a request, and again for the whole of its answer."""
+REQUEST_SECONDS: Final = 2.0
+"""For the whole of a request: a scraper sends it as soon as it is connected."""
+ANSWER_SECONDS: Final = 5.0
+_EVICTION_SECONDS: Final = 1.0
+"""For the thread of a client that has to go to end; and an answer younger than that is left."""
 _POLL_SECONDS: Final = 0.2
 
 Answer = tuple[HTTPStatus, bytes, str]
@@ -93,7 +97,7 @@ class WatchServer:
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    """Threads for a bounded number of clients; further ones are turned away."""
+    """Threads for a bounded number of clients; silent ones make room for further ones."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -107,16 +111,21 @@ class _Server(socketserver.ThreadingTCPServer):
         self.address_family = family
         self.paths = paths
         self._room = threading.BoundedSemaphore(MOST_CLIENTS)
+        self._clients = _Clients()
         super().__init__((str(address[0]), int(address[1])), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 (the base class's)
-        """Answer on a thread, while there is room."""
-        if not self._room.acquire(blocking=False):
+        """Answer on a thread; where there is no room, the one that has kept us longest goes."""
+        if not self._room.acquire(blocking=False) and not (
+            self._clients.end_one() and self._room.acquire(timeout=_EVICTION_SECONDS)
+        ):
             self.shutdown_request(request)
             return
         try:
+            self._clients.came(request)
             super().process_request(request, client_address)
         except BaseException:
+            self._clients.went(request)
             self._room.release()
             raise
 
@@ -125,10 +134,56 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._clients.went(request)
             self._room.release()
+
+    def is_asked_by(self, request: Any) -> None:  # noqa: ANN401 (a socket)
+        """A client's request is complete, and will be answered."""
+        self._clients.asked(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 (the base class's)
         """A client that goes away or dawdles is its own trouble."""
+
+
+class _Clients:
+    """Who is connected, and since when: those that say nothing have to make room for others."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._silent: dict[socket.socket, float] = {}
+        self._answered: dict[socket.socket, float] = {}
+
+    def came(self, client: socket.socket) -> None:
+        """One is connected."""
+        with self._lock:
+            self._silent[client] = time.monotonic()
+
+    def asked(self, client: socket.socket) -> None:
+        """One has sent its request."""
+        with self._lock:
+            if self._silent.pop(client, None) is not None:
+                self._answered[client] = time.monotonic()
+
+    def went(self, client: socket.socket) -> None:
+        """One is done with."""
+        with self._lock:
+            self._silent.pop(client, None)
+            self._answered.pop(client, None)
+
+    def end_one(self) -> bool:
+        """Cut off who has been silent for longest, or else takes its answer slowest, if any."""
+        with self._lock:
+            client = next(iter(self._silent), None)
+            if client is None:
+                client, began = next(iter(self._answered.items()), (None, 0.0))
+                if client is None or time.monotonic() - began < _EVICTION_SECONDS:
+                    return False
+            self._silent.pop(client, None)
+            self._answered.pop(client, None)
+            # Its thread, which waits for it, closes it.
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+            return True
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -155,7 +210,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are no news."""
 
     def _answer(self, *, with_body: bool) -> None:
-        self.connection.settimeout(CLIENT_SECONDS)
+        self.server.is_asked_by(self.connection)
+        self.connection.settimeout(ANSWER_SECONDS)
         answer = self.server.paths.get(self.path.partition("?")[0])
         if answer is None:
             self.send_error(HTTPStatus.NOT_FOUND, explain=" and ".join(self.server.paths))
@@ -180,7 +236,7 @@ class _LimitedReader(io.RawIOBase):
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._left = MOST_REQUEST_BYTES
-        self._until = time.monotonic() + CLIENT_SECONDS
+        self._until = time.monotonic() + REQUEST_SECONDS
 
     def readable(self) -> bool:
         """It is."""
