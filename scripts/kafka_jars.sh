@@ -39,7 +39,8 @@ fi
 say "fetching the jars of $(sed -nE 's/.*<version>(4[^<]*)<.*/Apache Kafka \1/p' "$pom") into ${libs}"
 fresh="$(mktemp -d .tools/kafka/fetching.XXXXXX)"
 trap 'rm -rf "$fresh"' EXIT
-mvn --quiet --batch-mode -Dstyle.color=never --strict-checksums --file "$pom" \
+# Maven ends with escape codes even where it has coloured nothing.
+MAVEN_OPTS="${MAVEN_OPTS:-} -Djansi.noreset=true" mvn --quiet --batch-mode -Dstyle.color=never --strict-checksums --file "$pom" \
   dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory="$PWD/$fresh" >&2
 printf '%s' "$fingerprint" >"$fresh/.stamp"
 rm -rf "$libs"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
     from moescope.core.thresholds import ThresholdVersion
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 WAITING = "moescope_store_control_waiting_seconds"
 
 

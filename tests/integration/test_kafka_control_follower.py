@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 def publish(
@@ -33,7 +33,7 @@ def publish(
     """Write what differs to the topic, as the owner does."""
     with closing(open_producer(settings)) as producer:
         for key, value in control_changes(before, wanted):
-            producer.send(topic_name(settings, Topic.CONTROL), value, key).get(timeout=30)
+            producer.send(topic_name(settings, Topic.CONTROL), value, key).get(timeout=PATIENCE_S)
 
 
 def test_book_holds_what_was_published_and_what_follows(

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 
 
 def roll_up(settings: Settings, store_file: Path, metrics: SelfMetrics | None = None) -> None:
@@ -60,6 +60,20 @@ def roll_up(settings: Settings, store_file: Path, metrics: SelfMetrics | None = 
         Pipeline(source, store, WindowFinisher(), CONFIG, metrics=PipelineMetrics(metrics)).run(
             until_idle=True
         )
+
+
+def process_as_member(settings: Settings) -> None:
+    """Be the group's only processor until nothing is left."""
+    with joined_group(
+        settings,
+        WindowFinisher(),
+        metrics=SelfMetrics(),
+        clock=SystemClock(),
+        log=print,
+        patient=False,
+        config=CONFIG,
+    ) as member:
+        member.run(until_idle=True)
 
 
 @contextmanager
@@ -232,7 +246,9 @@ def test_records_that_the_client_cannot_read_are_a_counted_gap(
     send(settings, {0: streams[0][:10], 1: streams[1]})
     with closing(open_producer(settings)) as producer:
         for _ in range(3):
-            producer.send(topic, b"x", partition=0, headers=[(NoText("a"), b"")]).get(timeout=30)
+            producer.send(topic, b"x", partition=0, headers=[(NoText("a"), b"")]).get(
+                timeout=PATIENCE_S
+            )
     send(settings, {0: streams[0][10:]})
     roll_up(settings, tmp_path / "store.duckdb")
     letters = query(
@@ -246,23 +262,61 @@ def test_records_that_the_client_cannot_read_are_a_counted_gap(
     assert ends == [(len(streams[0]) + 3,), (len(streams[1]),)]
 
 
-def test_topic_made_anew_is_an_error(
-    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
-) -> None:
-    """Records of a new topic of the same name are not taken for those that are stored."""
-    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
-    make_topics(settings)
-    records = make_streams(10, (0,), passes=6)[0]
-    send(settings, {0: records})
-    roll_up(settings, tmp_path / "store.duckdb")
+def make_anew(settings: Settings) -> None:
+    """Delete the routing topic, and make one of the same name."""
     topic = topic_name(settings, Topic.ROUTING)
     with closing(open_admin(settings)) as admin:
         admin.delete_topics([topic])
         wait_for("no topic", lambda: topic not in admin.list_topics(), PATIENCE_S)
         admin.create_topics({topic: {"num_partitions": 3}}, wait_for_metadata=True)
-    send(settings, {0: records[:3]})
-    with pytest.raises(LogRewoundError, match="holds fewer records"):
-        roll_up(settings, tmp_path / "store.duckdb")
+
+
+@pytest.mark.parametrize("reader", ["store", "group"])
+@pytest.mark.parametrize("records_then", [3, 40])
+def test_topic_made_anew_is_an_error(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path, reader: str, records_then: int
+) -> None:
+    """A new topic's records are not taken for those that are stored, nor left out when it grew."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(10, (0,), passes=6)[0][:40]
+
+    def process() -> None:
+        if reader == "store":
+            roll_up(settings, tmp_path / "store.duckdb")
+        else:
+            process_as_member(settings)
+
+    send(settings, {0: records[:20]})
+    process()
+    make_anew(settings)
+    send(settings, {0: records[:records_then]})
+    with pytest.raises(LogRewoundError, match="not the topic whose records|holds fewer records"):
+        process()
+
+
+def test_topic_made_anew_under_its_reader_is_an_error(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """A reader that runs meanwhile takes none of the new topic's records, however many there are."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(10, (0,), passes=6)[0][:40]
+    send(settings, {0: records[:20]})
+    name, place = f"{topic_name(settings, Topic.ROUTING)}-0", 0
+    with KafkaSource(settings, SelfMetrics(), SystemClock()) as source:
+
+        def offset_read() -> int:
+            nonlocal place
+            if name in source.partitions():
+                place = source.poll(name, place, 16, 1 << 20).next_offset
+            return place
+
+        wait_for("the records", lambda: offset_read() == 20, PATIENCE_S)
+        make_anew(settings)
+        send(settings, {0: records})
+        with pytest.raises(LogRewoundError, match="not the topic whose records"):
+            wait_for("the error", lambda: offset_read() > 20, PATIENCE_S)
 
 
 def test_missing_topic_and_broker_are_said(kafka_broker: SharedBroker, topic_prefix: str) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
 
 TABLES = ("windows", "metric_histograms", "batches", "offsets")
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 90.0
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
     from moescope.storage import Store
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
 
 
 def send_emissions(settings: Settings, sender: str, emissions: Iterable[Emission]) -> None:

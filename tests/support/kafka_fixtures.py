@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,14 +17,56 @@ if TYPE_CHECKING:
 
     from support.broker_choice import Broker, SharedBroker
 
+BROKERS = frozenset({"kafka_broker", "own_broker"})
+LONGEST_TEST_S = 400
+"""Of one with a broker; the machine may be busy, and a single wait may take 90 s."""
+_NEEDS_KERNELS = pytest.StashKey[bool]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Nothing is compiled yet."""
+    config.stash[_NEEDS_KERNELS] = True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests with a broker time."""
+    for item in items:
+        if _has_broker(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONGEST_TEST_S))
+
+
+# Outermost, so that no test's time limit runs yet: on a cold cache compiling takes a minute.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Compile what processes of Kafka tests need, before the first such test of a worker."""
+    if _has_broker(item) and item.config.stash[_NEEDS_KERNELS]:
+        item.config.stash[_NEEDS_KERNELS] = False
+        _compile_kernels(_run_folder(item.config))
+    return (yield)
+
+
+def _has_broker(item: pytest.Item) -> bool:
+    return not BROKERS.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+def _run_folder(config: pytest.Config) -> Path:
+    """A folder that all workers of a test run have in common."""
+    base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
+    # A worker's folder lies inside the run's; without workers it is the run's.
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def _compile_kernels(run: Path) -> None:
+    # One worker compiles, the others load what it has cached.
+    with (run / "kernels.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        import_module("support.fleet_warm")
+
 
 @pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedBroker]:
+def kafka_broker(pytestconfig: pytest.Config) -> Iterator[SharedBroker]:
     """One broker for all tests and workers of the run. Not to be stopped: see `own_broker`."""
-    base = tmp_path_factory.getbasetemp()
-    # A worker's folder lies inside the run's; without workers it is the run's.
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with broker_choice.shared_broker(run / "kafka") as broker:
+    with broker_choice.shared_broker(_run_folder(pytestconfig) / "kafka") as broker:
         yield broker
 
 

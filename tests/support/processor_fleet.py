@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
 
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0
 _ASSIGNED = "assigned_partitions"
 
 SMALL_WINDOWS = {

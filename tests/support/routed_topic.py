@@ -109,7 +109,7 @@ def send(settings: Settings, streams: Mapping[int, Sequence[Record]]) -> None:
             for record in records
         ]
         for each in sent:
-            each.get(timeout=30)
+            each.get(timeout=90)
 
 
 def roll_up_embedded(
