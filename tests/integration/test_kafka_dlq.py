@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka import TopicPartition
+from kafka.errors import KafkaError, ProducerFencedError
 from support.batches import START_US, make_batch
 from support.kafka_settings import committed_records, kafka_settings, make_topics, variables_of
 from typer.testing import CliRunner
 
 from moescope.console.app import app
 from moescope.console.kafka.letters import Selection
-from moescope.console.kafka.replay import ReplayOrder, replay_letters
+from moescope.console.kafka.replay import (
+    ReplayOrder,
+    ReplayTakenOverError,
+    _told_of_a_takeover,
+    replay_letters,
+)
 from moescope.core.clock import ManualClock, SystemClock
 from moescope.core.emission import DeadLetter
-from moescope.core.errors import InputError
+from moescope.core.errors import InputError, MoescopeError
 from moescope.core.kafka import open_admin, open_producer
 from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.record_times import append_time_us
-from moescope.core.wire import decode, encode_batch
+from moescope.core.wire import decode, decode_batch, encode_batch, peek_identity
 from moescope.processors.config import WindowConfig
 from moescope.processors.partition import Partition
 from moescope.processors.sources.protocol import SourceRecord
@@ -155,15 +165,22 @@ def test_what_cannot_be_read_is_listed_and_stays(fleet: Settings) -> None:
     """A record from the future is left with its error; the letter beside it is replayed, once."""
     good, other = _batches(2)
     too_new = good[:4] + b"\x63" + good[5:]
-    _publish(fleet, _letters(fleet, [too_new, other, b""], "unknown_version"))
+    gone = _letters(fleet, [b"", b"", b"", b""], "log_gap")[3]
+    _publish(fleet, [*_letters(fleet, [too_new, other, b""], "malformed"), gone])
     first = _run(fleet, "dlq-replay", "--yes")
     by_key = {line["key"].rpartition("-")[2]: line for line in first}
     assert {key: line["outcome"] for key, line in by_key.items()} == {
         "1:0": "left",
         "1:1": "replayed",
         "1:2": "left",
+        "1:3": "left",
     }
     assert "version 99" in by_key["1:0"]["why"]
+    assert by_key["1:1"]["has_late_rows"]
+    with pytest.raises(MoescopeError) as undecodable:
+        decode_batch(b"")
+    assert by_key["1:2"]["why"] == undecodable.value.what
+    assert by_key["1:3"]["why"] == "it stands for records that are gone"
     again = _run(fleet, "dlq-replay", "--yes")
     assert {line["outcome"] for line in again} == {"left"}
     assert len(_replayed_records(fleet)) == 1
@@ -203,7 +220,11 @@ def test_list_and_show_tell_everything_of_a_letter(fleet: Settings, tmp_path: Pa
     _publish(fleet, [*letters, letters[2]])
     rows = _run(fleet, "dlq-list", "--limit", "2")
     assert [row["offset"] for row in rows] == [1, 2]
-    assert _run(fleet, "dlq-list", "--only", "other") == []
+    assert _run(fleet, "dlq-list", "--only", "over_limits") == []
+    for command in (("dlq-list",), ("dlq-replay", "--yes")):
+        with pytest.raises(InputError) as unknown:
+            _run(fleet, *command, "--only", "nonsense")
+        assert "malformed" in unknown.value.why
     assert _run(fleet, "dlq-list", "--since", "2200-01-01") == []
     assert len(_run(fleet, "dlq-list", "--since", "2020-01-01")) == 3
     file = tmp_path / "letter.bin"
@@ -221,7 +242,7 @@ def test_list_and_show_tell_everything_of_a_letter(fleet: Settings, tmp_path: Pa
 
 
 class _EndingClock(ManualClock):
-    """Fails after so many questions, as a killed process would."""
+    """Fails after so many questions, as a killed process would; the first is when it began."""
 
     def __init__(self, questions: int) -> None:
         super().__init__(START_US)
@@ -249,7 +270,7 @@ def test_interrupted_replay_goes_on_and_counts_nothing_twice(
     payloads = _batches(3)
     _publish(fleet, _letters(fleet, payloads, "unknown_version"))
     with pytest.raises(KeyboardInterrupt):
-        replay_letters(fleet, _order(7), _EndingClock(questions), lambda _: None)
+        replay_letters(fleet, _order(7), _EndingClock(1 + questions), lambda _: None)
     lines = replay_letters(fleet, _order(8), SystemClock(), lambda _: None)
     assert [(line.incarnation, line.sequence) for line in lines] == [(7, 0), (7, 1), (7, 2)]
     records = _replayed_records(fleet)
@@ -258,6 +279,92 @@ def test_interrupted_replay_goes_on_and_counts_nothing_twice(
     assert sorted(verdicts) == ["accepted"] * 3 + ["duplicate"] * (questions - 1)
     direct = [SourceRecord(offset, START_US, each) for offset, each in enumerate(payloads)]
     assert windows == _counted(direct)[1]
+
+
+_KILLED = """
+import os, signal, sys
+from moescope.console.kafka import replay
+from moescope.console.kafka.letters import Selection
+from moescope.core.clock import SystemClock
+from moescope.core.settings import load_settings
+write = replay._Writer._send
+def dies(self, each):
+    if each.sequence == int(sys.argv[1]):
+        self._routing.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(self, each)
+replay._Writer._send = dies
+order = replay.ReplayOrder(
+    selection=Selection(), again=False, incarnation=7, author="a", reason=""
+)
+replay.replay_letters(load_settings(), order, SystemClock(), lambda _: None)
+"""
+
+
+@pytest.mark.parametrize("sent", [0, 2])
+def test_killed_replay_that_is_repeated_delivers_each_letter_once(
+    fleet: Settings, sent: int
+) -> None:
+    """SIGKILL after the first mark: by (node, incarnation, sequence) each letter is there once."""
+    payloads = _batches(4)
+    _publish(fleet, _letters(fleet, payloads, "unknown_version"))
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(sent)],
+        env=os.environ | variables_of(fleet),
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert len(_replayed_records(fleet)) == sent
+    marks = {row["key"]: row["replay"]["state"] for row in _run(fleet, "dlq-list")}
+    assert list(marks.values()) == ["replaying"] * 4
+    lines = _run(fleet, "dlq-replay", "--yes")
+    assert [(line["outcome"], line["incarnation"]) for line in lines] == [("replayed", 7)] * 4
+    records = _replayed_records(fleet)
+    assert len(records) == 4 + sent
+    identities = {peek_identity(record.payload) for record in records}
+    assert len(identities) == 4
+    verdicts, windows = _counted(records)
+    assert sorted(verdicts) == ["accepted"] * 4 + ["duplicate"] * sent
+    direct = [SourceRecord(offset, START_US, each) for offset, each in enumerate(payloads)]
+    assert windows == _counted(direct)[1]
+    assert {line["outcome"] for line in _run(fleet, "dlq-replay", "--yes")} == {"left"}
+
+
+class _OvertakenClock(SystemClock):
+    """Lets another replay begin and end when asked for the time for the n-th time."""
+
+    def __init__(self, settings: Settings, question: int) -> None:
+        super().__init__()
+        self._settings = settings
+        self._left = question
+
+    def now_us(self) -> int:
+        """The time, perhaps after another replay."""
+        self._left -= 1
+        if not self._left:
+            replay_letters(self._settings, _order(8), SystemClock(), lambda _: None)
+        return super().now_us()
+
+
+@pytest.mark.parametrize("question", [1, 3, 4], ids=["to mark", "sending", "to mark again"])
+def test_replay_that_is_overtaken_anywhere_says_so(fleet: Settings, question: int) -> None:
+    """Whatever the library raises for a fenced producer, it is exit code 2 and the same words."""
+    _publish(fleet, _letters(fleet, _batches(2), "unknown_version"))
+    with pytest.raises(ReplayTakenOverError) as caught:
+        replay_letters(fleet, _order(7), _OvertakenClock(fleet, 1 + question), lambda _: None)
+    assert caught.value.exit_code == 2
+    assert len({peek_identity(each.payload) for each in _replayed_records(fleet)}) == 2
+
+
+def test_a_failure_that_a_fenced_producer_causes_is_told_as_one() -> None:
+    """The library wraps the first failure into the message of each later call."""
+    wrapped = KafkaError("Cannot perform send", ProducerFencedError("producer-1"))
+    with pytest.raises(ReplayTakenOverError), _told_of_a_takeover():
+        raise wrapped
+    with pytest.raises(KafkaError), _told_of_a_takeover():
+        raise KafkaError("Cannot perform send", OSError("away"))
 
 
 def test_of_two_replays_at_once_the_earlier_gives_way(fleet: Settings) -> None:

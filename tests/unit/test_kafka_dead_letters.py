@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moescope.core.dead_letter_reasons import DeadLetterReason
 from moescope.core.emission import DeadLetter
 from moescope.core.kafka.dead_letters import (
     LARGEST_PAYLOAD,
@@ -19,6 +21,7 @@ from moescope.core.kafka.dead_letters import (
     read_record,
     replay_record,
 )
+from moescope.core.wire.errors import DecodeReason
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 
@@ -90,3 +93,10 @@ def test_records_of_others_are_passed_over(missing: str) -> None:
     nonsense = [(name, b"\xff?") for name, _ in record.headers]
     assert read_record(None, None, nonsense) is None
     assert read_record(None, None, [("moescope-kind", None), ("other", b"1")]) is None
+
+
+def test_every_reason_is_explained() -> None:
+    """Whoever finds a reason in a table finds in the docs what to do about it."""
+    page = (Path(__file__).parents[2] / "docs/how-to/handle-dead-letters.md").read_text()
+    assert [each for each in DeadLetterReason if f"| `{each}` |" not in page] == []
+    assert set(DecodeReason) <= set(DeadLetterReason)

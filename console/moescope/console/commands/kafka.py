@@ -120,10 +120,12 @@ def dlq_list(
     Example: moescope kafka dlq-list --only unknown_version --since 2026-11-30T10:00
     """
     from moescope.console.kafka.letter_view import letter_row
-    from moescope.console.kafka.letters import Selection, opened_letters
+    from moescope.console.kafka.letters import Selection, known_reason, opened_letters
     from moescope.console.times import shown, time_us
 
-    selection = Selection(reason=only, since_us=time_us(since) if since else None, newest=limit)
+    selection = Selection(
+        reason=known_reason(only), since_us=time_us(since) if since else None, newest=limit
+    )
     with opened_letters(settings_from(config, data)) as topic:
         rows = [letter_row(each) for each in topic.letters(selection)]
     if as_json:
@@ -211,7 +213,8 @@ def dlq_replay(
     from dataclasses import asdict
 
     from moescope.console.kafka.letter_work import replay
-    from moescope.console.kafka.letters import Selection, full_key
+    from moescope.console.kafka.letters import Selection, full_key, known_reason
+    from moescope.console.kafka.replay_batches import LATE_SECONDS
     from moescope.console.times import time_us
 
     def agree(number: int) -> None:
@@ -221,7 +224,7 @@ def dlq_replay(
     settings = settings_from(config, data)
     selection = Selection(
         keys=frozenset(full_key(settings, each) for each in letters or ()),
-        reason=only,
+        reason=known_reason(only),
         since_us=time_us(since) if since else None,
     )
     lines = replay(settings, selection, agree, again=again, reason=reason)
@@ -232,6 +235,12 @@ def dlq_replay(
         ("letter", "outcome", "node", "sequence", "why"),
         [(each.key, each.outcome, each.node, each.sequence, each.why) for each in lines],
     )
+    late = sum(each.has_late_rows for each in lines)
+    if late:
+        note(
+            f"{counted(late, 'replayed letter')} held rows older than {LATE_SECONDS // 60:g} "
+            "minutes: those are counted as late, and change no window that has been finished"
+        )
     replayed = sum(each.outcome == "replayed" for each in lines)
     note(f"{replayed:,} replayed, {len(lines) - replayed:,} left")
 

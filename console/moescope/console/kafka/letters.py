@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moescope.console.kafka.clients import explained_errors
 from moescope.core.clock import SystemClock
+from moescope.core.dead_letter_reasons import DeadLetterReason
 from moescope.core.errors import InputError
 from moescope.core.kafka import (
     BrokerUnreachableError,
@@ -109,6 +110,21 @@ def full_key(settings: Settings, text: str) -> str:
     if partition.isdecimal():
         partition = f"{topic_name(settings, Topic.ROUTING)}-{partition}"
     return f"{partition}:{int(offset)}"
+
+
+def known_reason(text: str) -> str:
+    """A reason as people type it; empty stays empty.
+
+    Raises:
+        InputError: No letter has it.
+    """
+    if text and text not in {each.value for each in DeadLetterReason}:
+        raise InputError(
+            f"No dead letter has the reason {text!r}.",
+            why=f"There are: {', '.join(DeadLetterReason)}.",
+            next_step="Give one of these, or none for all letters.",
+        )
+    return text
 
 
 class LetterTopic:

@@ -9,14 +9,15 @@ transactional producer, so that of two commands at work at once the earlier one 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.kafka.clients import explained_errors
 from moescope.console.kafka.letters import opened_letters
-from moescope.console.kafka.replay_batches import readable_batch, renumbered
+from moescope.console.kafka.replay_batches import has_late_rows, readable_batch, renumbered
 from moescope.core.clock import NO_TIME
+from moescope.core.dead_letter_reasons import WITHOUT_RECORD, DeadLetterReason
 from moescope.core.errors import InputError, MoescopeError
 from moescope.core.kafka import Topic, open_producer, topic_name
 from moescope.core.kafka.dead_letters import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 CHUNK_LETTERS: Final = 256
 CHUNK_BYTES: Final = 16 << 20
-MAYBE_COUNTED: Final = frozenset({"sequence_too_old"})
+MAYBE_COUNTED: Final = frozenset({DeadLetterReason.SEQUENCE_TOO_OLD})
 """Reasons of letters that may be counted already: they are replayed only when they are named."""
 _CLOSE_SECONDS: Final = 5.0
 
@@ -70,6 +71,7 @@ class ReplayLine:
         outcome: `replayed` or `left`.
         why: Why it was left; empty otherwise.
         node, incarnation, sequence: Identity of the batch that was written; None: none was.
+        has_late_rows: Whether rows of it are so old that they are counted as late.
     """
 
     key: str
@@ -78,6 +80,7 @@ class ReplayLine:
     node: str | None = None
     incarnation: int | None = None
     sequence: int | None = None
+    has_late_rows: bool = False
 
 
 @dataclass(slots=True)
@@ -89,7 +92,8 @@ class _Written:
     payload: bytes
     incarnation: int
     sequence: int
-    logged_us: int = NO_TIME
+    logged_us: int
+    has_late_rows: bool
 
     def mark(self, kind: RecordKind, order: ReplayOrder, now_us: int) -> ReplayMark:
         return ReplayMark(
@@ -131,8 +135,10 @@ def replay_letters(
         MoescopeError: The broker cannot be reached, or refuses. What was replayed by then is
             marked; the same command goes on with the rest.
     """
+    began_us = clock.now_us()
     with ExitStack() as closing:
         closing.enter_context(explained_errors(settings, "replaying dead letters"))
+        closing.enter_context(_told_of_a_takeover())
         routing = _opened(closing, settings)
         marks = _opened(
             closing, settings, transactional_id=f"{topic_name(settings, Topic.DLQ)}-replay"
@@ -140,10 +146,12 @@ def replay_letters(
         # From here on another command's marks are refused, and the letters can be trusted.
         marks.init_transactions()
         topic = closing.enter_context(opened_letters(settings))
+        # Again, for it is the innermost that hears first what fails from here on.
+        closing.enter_context(_told_of_a_takeover())
         chosen, lines = _chosen(topic.letters(order.selection, needs_every_mark=True), order)
         agree(len(chosen))
         writer = _Writer(settings, order, clock, routing, marks)
-        for written, left in _chunks(topic, chosen, order):
+        for written, left in _chunks(topic, chosen, order, began_us):
             lines += left
             writer.write(written)
             lines += [
@@ -153,6 +161,7 @@ def replay_letters(
                     node=each.node,
                     incarnation=each.incarnation,
                     sequence=each.sequence,
+                    has_late_rows=each.has_late_rows,
                 )
                 for each in written
             ]
@@ -171,7 +180,7 @@ def _chosen(
             why = "replayed before; --again does it once more"
         elif each.published.payload_state is PayloadState.OMITTED:
             why = "its payload was too large to be kept"
-        elif not each.payload_bytes:
+        elif not each.payload_bytes and each.published.letter.reason in WITHOUT_RECORD:
             why = "it stands for records that are gone"
         elif each.published.letter.reason in MAYBE_COUNTED and not is_named:
             why = "may be counted already; name it, or its reason with --only"
@@ -183,7 +192,7 @@ def _chosen(
 
 
 def _chunks(
-    topic: LetterTopic, chosen: Sequence[FoundLetter], order: ReplayOrder
+    topic: LetterTopic, chosen: Sequence[FoundLetter], order: ReplayOrder, now_us: int
 ) -> Iterator[tuple[list[_Written], list[ReplayLine]]]:
     """Letters that can be used, a bounded number at a time, and what is left of the others."""
     by_place = {each.place: each for each in chosen}
@@ -198,7 +207,7 @@ def _chunks(
         except MoescopeError as error:
             left.append(ReplayLine(key=letter.key, outcome="left", why=error.what))
             continue
-        written.append(_rewritten(letter, batch, order, numbers))
+        written.append(_rewritten(letter, batch, order, numbers, now_us))
         held += len(payload)
         if len(written) >= CHUNK_LETTERS or held >= CHUNK_BYTES:
             yield written, left
@@ -207,7 +216,7 @@ def _chunks(
 
 
 def _rewritten(
-    letter: FoundLetter, batch: RoutingBatch, order: ReplayOrder, numbers: _Numbers
+    letter: FoundLetter, batch: RoutingBatch, order: ReplayOrder, numbers: _Numbers, now_us: int
 ) -> _Written:
     node = batch.header.node
     mark = letter.mark
@@ -224,6 +233,7 @@ def _rewritten(
         incarnation=incarnation,
         sequence=sequence,
         logged_us=batch.header.encoded_at_us if logged_us == NO_TIME else logged_us,
+        has_late_rows=has_late_rows(batch, now_us),
     )
 
 
@@ -244,27 +254,14 @@ class _Writer:
         self._marks = marks
 
     def write(self, written: Sequence[_Written]) -> None:
-        """Mark, write, and mark again.
-
-        Raises:
-            ReplayTakenOverError: Another command marks letters by now.
-        """
-        from kafka.errors import InvalidProducerEpochError, ProducerFencedError
-
+        """Mark, write, and mark again."""
         if not written:
             return
-        try:
-            self._mark(RecordKind.REPLAYING, written)
-            sent = [self._send(each) for each in written]
-            for future in sent:
-                future.get(self._patience_s)
-            self._mark(RecordKind.REPLAYED, written)
-        except (ProducerFencedError, InvalidProducerEpochError) as error:
-            raise ReplayTakenOverError(
-                "Another dlq-replay took over.",
-                why="Only one at a time may mark letters; the one that began last may.",
-                next_step="Wait for it, then look at `moescope kafka dlq-list`.",
-            ) from error
+        self._mark(RecordKind.REPLAYING, written)
+        sent = [self._send(each) for each in written]
+        for future in sent:
+            future.get(self._patience_s)
+        self._mark(RecordKind.REPLAYED, written)
 
     def _send(self, each: _Written) -> Any:  # noqa: ANN401 (untyped library)
         # As if it had been delivered when it was first read: clocks of nodes are compared with it.
@@ -286,6 +283,35 @@ class _Writer:
                 self._topics[1], key=record.key, value=record.value, headers=record.headers
             )
         self._marks.commit_transaction()
+
+
+@contextmanager
+def _told_of_a_takeover() -> Iterator[None]:
+    """Say in words that a producer was fenced, however the library wraps that."""
+    from kafka.errors import KafkaError
+
+    try:
+        yield
+    except KafkaError as error:
+        if not _is_fenced(error):
+            raise
+        raise ReplayTakenOverError(
+            "Another dlq-replay took over.",
+            why="Only one at a time may mark letters; the one that began last may.",
+            next_step="Wait for it, then look at `moescope kafka dlq-list`.",
+        ) from error
+
+
+def _is_fenced(error: BaseException | None) -> bool:
+    """Whether another producer has our transactional id: also as the cause of what came later."""
+    from kafka.errors import InvalidProducerEpochError, ProducerFencedError
+
+    if error is None:
+        return False
+    within = [each for each in error.args if isinstance(each, BaseException)]
+    return isinstance(error, ProducerFencedError | InvalidProducerEpochError) or any(
+        _is_fenced(each) for each in (*within, error.__cause__)
+    )
 
 
 def _opened(closing: ExitStack, settings: Settings, **options: object) -> Any:  # noqa: ANN401
