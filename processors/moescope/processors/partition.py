@@ -116,7 +116,9 @@ class Partition:
         reason = implausible(batch)
         if reason:
             if live:
-                self._dead_letter(record, "out_of_range", f"Out of range: {reason}.")
+                self._dead_letter(
+                    record, DeadLetterReason.OUT_OF_RANGE.value, f"Out of range: {reason}."
+                )
             return
         self._process_batch(record, batch, live=live)
 
@@ -175,7 +177,7 @@ class Partition:
                     partition=self.name,
                     offset=first,
                     append_time_us=append_time_us,
-                    reason="log_gap",
+                    reason=DeadLetterReason.LOG_GAP.value,
                     detail=f"{records} records: {gap.reason}",
                     payload=gap.payload,
                 ),
@@ -189,7 +191,7 @@ class Partition:
                 partition=self.name,
                 offset=self.next_offset,
                 append_time_us=NO_TIME,
-                reason="state_lost",
+                reason=DeadLetterReason.STATE_LOST.value,
                 detail=detail,
                 payload=b"",
             )
@@ -253,7 +255,7 @@ class Partition:
         if sighting is Sighting.TOO_OLD:
             self._dead_letter(
                 record,
-                "sequence_too_old",
+                DeadLetterReason.SEQUENCE_TOO_OLD.value,
                 f"Sequence {batch.header.sequence} is too far behind to tell whether it is new.",
             )
         else:
