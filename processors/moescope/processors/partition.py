@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
+from moescope.core.dead_letter_reasons import DeadLetterReason
 from moescope.core.emission import (
     BatchAccount,
     DeadLetter,
