@@ -7,10 +7,11 @@ from support.shared_rows import SHAPES, share_finisher
 
 from moescope.console.findings import Outcome
 from moescope.console.operation_checks import check_operations
-from moescope.core.clock import SystemClock
+from moescope.core.clock import ManualClock, SystemClock
 from moescope.core.settings import load_settings
 from moescope.storage.control import insert_rows
-from moescope.storage.places import store_file
+from moescope.storage.export.exporter import export_all
+from moescope.storage.places import export_folder, store_file
 from moescope.storage.store import Store
 
 if TYPE_CHECKING:
@@ -91,3 +92,30 @@ def test_doctor_sees_jobs_and_notifications_that_went_wrong(tmp_path: Path) -> N
     (told,) = found[2:]
     assert told[:2] == ("notifications", Outcome.WARNING)
     assert "1 undelivered for over 5 minutes, 1 given up in a day: refused" in told[2]
+
+
+def test_doctor_sees_what_was_left_out_beside_a_running_owner(tmp_path: Path) -> None:
+    """The owner has the file: its export tells of dead letters, late rows and repeated requests."""
+    settings = load_settings(environment={}, options={"data.directory": str(tmp_path)})
+    letters = {"reason": "malformed", "records": 7, "kept": 2, "record_bytes": 70}
+    domain = {"domain": "live", "watermark_us": 0, "step_low": 0}
+    with Store(store_file(tmp_path), share_finisher, SHAPES) as store:
+
+        def plant(connection: duckdb.DuckDBPyConnection, commit_id: int) -> None:
+            rows = [{**letters, "partition": name} for name in ("a", "b")]
+            insert_rows(connection, "dead_letter_counts", rows, commit_id)
+            insert_rows(
+                connection,
+                "domains",
+                [{**domain, "late_rows": 5, "duplicate_windows": 3}],
+                commit_id,
+            )
+
+        store.change(plant, author="test", action="test")
+        export_all(store, export_folder(tmp_path), ManualClock())
+        # The file itself is not to be had by the process that looks.
+        found = [each for each in check_operations(settings) if each.check == "left out"]
+    assert [each.detail.split()[0] for each in found] == ["14", "5", "3"]
+    assert all(each.outcome is Outcome.WARNING for each in found)
+    assert "replayed" in found[1].next_step
+    assert "replayed" in found[2].next_step

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    import duckdb
-
     from moescope.core.settings import Settings
 
 LOW_DISK_BYTES = 2 << 30
@@ -145,7 +143,6 @@ def _store(settings: Settings) -> Iterator[Finding]:
     try:
         with open_database(path) as connection:
             found = schema_version(connection)
-            left_out = _left_out(connection) if found else {}
     except StoreInUseError as error:
         yield Finding("store", Outcome.OK, error.what)
         return
@@ -166,36 +163,6 @@ def _store(settings: Settings) -> Iterator[Finding]:
         )
     else:
         yield Finding("store", Outcome.OK, f"{path} opens, schema {found}")
-        for what, number in left_out.items():
-            if number:
-                yield Finding("left out", Outcome.WARNING, f"{number:,} {what}", _WHERE[what])
-
-
-_LEFT_OUT_SQL = {
-    "records that could not be used": "SELECT sum(records) FROM dead_letter_counts",
-    "suspicious (row, layer) pairs": "SELECT sum(suspicious_pairs) FROM batches",
-    "rows lost before they were shipped": "SELECT sum(lost_rows) FROM batches",
-    "rows that came too late for a window": "SELECT sum(late_rows) FROM domains",
-    "token windows of request ids that were used before": (
-        "SELECT sum(duplicate_windows) FROM domains"
-    ),
-}
-_WHERE = {
-    "records that could not be used": "select * from dead_letter_counts",
-    "suspicious (row, layer) pairs": "select node, reasons from batches where reasons <> []",
-    "rows lost before they were shipped": "select node, lost_rows from batches where lost_rows > 0",
-    "rows that came too late for a window": "Check the clocks of the nodes.",
-    "token windows of request ids that were used before": "Give every request an id of its own.",
-}
-
-
-def _left_out(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """What was recorded and is in no window."""
-    numbers = {}
-    for what, query in _LEFT_OUT_SQL.items():
-        row = connection.execute(query).fetchone()
-        numbers[what] = int(row[0] or 0) if row else 0
-    return numbers
 
 
 def _export(settings: Settings) -> Iterator[Finding]:

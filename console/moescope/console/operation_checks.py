@@ -1,4 +1,4 @@
-"""Checks of what jobs, notifications and thresholds have come to; also beside a running owner."""
+"""Checks of what is left out, and of jobs, notifications and thresholds; beside an owner, too."""
 
 from __future__ import annotations
 
@@ -50,16 +50,64 @@ _SCOPES_SQL: Final = """
 """
 
 
+_LEFT_OUT: Final = (
+    (
+        "records that could not be used",
+        "SELECT sum(records) FROM dead_letter_counts",
+        "select * from dead_letter_counts; `moescope kafka dlq-list` where there is Kafka.",
+    ),
+    (
+        "suspicious (row, layer) pairs",
+        "SELECT sum(suspicious_pairs) FROM batches",
+        "select node, reasons from batches where reasons <> []",
+    ),
+    (
+        "rows lost before they were shipped",
+        "SELECT sum(lost_rows) FROM batches",
+        "select node, lost_rows from batches where lost_rows > 0",
+    ),
+    (
+        "rows that came too late for a window",
+        "SELECT sum(late_rows) FROM domains",
+        (
+            "Check the clocks of the nodes; rows of dead letters that were replayed 10 minutes "
+            "later or more are counted here, too."
+        ),
+    ),
+    (
+        "token windows of request ids that were used before",
+        "SELECT sum(duplicate_windows) FROM domains",
+        (
+            "Give every request an id of its own; dead letters that were replayed while their "
+            "requests went on, or with --again, are counted here, too."
+        ),
+    ),
+)
+"""What was recorded and is in no window: in words, how it is counted, and what to do about it."""
+
+
 def check_operations(settings: Settings) -> Iterator[Finding]:
-    """Findings on jobs, notifications and thresholds; none where there is no data yet."""
+    """Findings on all of these; none where there is no data yet."""
     from moescope.core.clock import SystemClock
     from moescope.storage.query.errors import QuerySourceError
 
     # What is wrong with the store or its export is another check's finding.
     with suppress(QuerySourceError), Reader(settings) as reader:
+        yield from _left_out(reader)
         yield from _jobs(reader.rows(_JOBS_SQL))
         yield from _notifications(reader.rows(_OUTBOX_SQL, [SystemClock().now_us()]))
         yield from _thresholds(reader.rows(_SCOPES_SQL))
+
+
+def _left_out(reader: Reader) -> Iterator[Finding]:
+    """What was recorded and is in no window."""
+    numbers = ", ".join(
+        f"({query}) AS what_{number}" for number, (_, query, _) in enumerate(_LEFT_OUT)
+    )
+    (row,) = reader.rows(f"SELECT {numbers}")
+    for number, (what, _, next_step) in enumerate(_LEFT_OUT):
+        if count := int(row[f"what_{number}"] or 0):
+            yield Finding("left out", Outcome.WARNING, f"{count:,} {what}", next_step)
 
 
 def _jobs(rows: list[dict[str, Any]]) -> Iterator[Finding]:
