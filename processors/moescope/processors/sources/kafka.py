@@ -66,6 +66,11 @@ class KafkaSource:
         self._consumer: Any = None
         self._tried_at = float("-inf")
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes at present, and what to do about it; empty: all is well."""
+        return self._watch.trouble
+
     def __enter__(self) -> Self:
         """The source itself; the consumer is opened when partitions are asked for."""
         return self
