@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from moescope.console.handing_over import hand_over, needs_hand_over
 from moescope.console.kafka.letter_publisher import (
@@ -11,7 +11,7 @@ from moescope.console.kafka.letter_publisher import (
     publishes_dead_letters,
     publishing_dead_letters,
 )
-from moescope.console.output import note
+from moescope.console.output import counted, note
 from moescope.console.stopping import beside
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
 AWAY_SECONDS = 1.0
 
 
+class _Troubled(Protocol):
+    """Whatever waits for Kafka."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it waits; empty: it does not."""
+        ...
+
+
 class FleetWork:
     """Reads live traffic into the store, and tells processors which thresholds are in force.
 
@@ -46,6 +55,12 @@ class FleetWork:
     def __init__(self, parts: OpenedStore, metrics: SelfMetrics) -> None:
         self._parts = parts
         self._metrics = metrics
+        self._reading: _Troubled | None = None
+
+    @property
+    def trouble(self) -> str:
+        """Why no live traffic comes at present; empty: nothing is wrong."""
+        return "" if self._reading is None else self._reading.trouble
 
     @contextmanager
     def running(self, stop: threading.Event) -> Iterator[None]:
@@ -75,12 +90,12 @@ class FleetWork:
     def _align(self, stop: threading.Event, *, is_patient: bool) -> None:
         """Let processors go on from what is stored, if the store was without them so far."""
         parts, settings = self._parts, self._parts.settings
-        watch = BrokerWatch(note)
+        self._reading = watch = BrokerWatch(note)
         while not stop.is_set():
             try:
                 if needs_hand_over(settings, parts.store):
                     number = hand_over(settings, parts.store, parts.clock)
-                    note(f"processors go on from what is stored of {number} partitions")
+                    note(f"processors go on from what is stored of {counted(number, 'partition')}")
             except DependencyUnreachableError as error:
                 if not is_patient:
                     raise
@@ -105,7 +120,7 @@ class FleetWork:
         parts, settings = self._parts, self._parts.settings
         if settings["store.source"] == "deltas":
             self._align(stop, is_patient=not until_idle)
-            reader = DeltasReader(
+            self._reading = reader = DeltasReader(
                 settings,
                 parts.store,
                 self._metrics,
@@ -118,6 +133,7 @@ class FleetWork:
         with KafkaSource(
             settings, self._metrics, parts.clock, log=note, patient=not until_idle
         ) as source:
+            self._reading = source
             Pipeline(
                 source,
                 parts.store if until_idle else PatientStore(parts.store, parts.clock),
@@ -143,6 +159,10 @@ class WithoutLive:
         """Name → watermark domain of the others."""
         found = self._source.partitions()
         return {name: domain for name, domain in found.items() if domain != LIVE_DOMAIN}
+
+    def log_id(self, partition: str, known: str) -> str:
+        """Pass it on."""
+        return self._source.log_id(partition, known)
 
     def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
         """Read from an offset on."""

@@ -68,6 +68,7 @@ class Partition:
 
     Attributes:
         replaying: Memory is still being rebuilt: nothing may be committed.
+        log_id: What tells the log that is processed from another of the same name; may be empty.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Partition:
         self._recent: deque[tuple[int, int]] = deque()
         self._saved: dict[LaneKey, dict[str, Any]] = {}
         self.sealed = False
+        self.log_id = ""
         self.next_offset = 0
         self._emitted_to = 0
         self._was_processed = progress is not None
@@ -426,6 +428,8 @@ class Partition:
             "stale_rows": list(self._stale_rows.items()),
             "lanes": [],
         }
+        if self.log_id:
+            values["log_id"] = self.log_id
         arrays: dict[str, NDArray[Any]] = {}
         for index, (key, lane) in enumerate(self._lanes.items()):
             lane_values, lane_arrays = lane.state(replay_from)
@@ -443,6 +447,7 @@ class Partition:
             return
         self.next_offset = progress.replay_from
         values, arrays = unpack_state(progress.state)
+        self.log_id = values.get("log_id", "")
         self._nodes.restore(values["nodes"])
         self._sampling.restore(values["sampling"])
         self._skipped = list(values["skipped"])

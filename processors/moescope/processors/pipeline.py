@@ -184,7 +184,8 @@ class Pipeline:
         for name, domain in self._source.partitions().items():
             if name not in self._reading:
                 self._reading[name] = _Reading()
-                self._engine.open(name, domain, self._resuming.resume(name))
+                partition = self._engine.open(name, domain, self._resuming.resume(name))
+                partition.log_id = self._source.log_id(name, partition.log_id)
         for name, reading in self._reading.items():
             reading.exhausted = False
             if not reading.items:

@@ -102,6 +102,10 @@ class GroupSource:
             raise duplicate_processor(self._settings["kafka.instance_id"], str(error)) from error
         return {partition_name(self._topic, number): LIVE_DOMAIN for number in self._resumed}
 
+    def log_id(self, partition: str, known: str) -> str:
+        """The topic's id, which one of the same name that is made later does not have."""
+        return self._reader.topic_id(partition_number(partition), known)
+
     def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
         """Read from an offset on, as far as records are here."""
         return self._reader.poll(partition_number(partition), offset, max_records, max_bytes)

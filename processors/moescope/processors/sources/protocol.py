@@ -61,6 +61,21 @@ class Source(Protocol):
         """Name → watermark domain of every partition that exists now."""
         ...
 
+    def log_id(self, partition: str, known: str) -> str:
+        """What tells the log of a partition from another of the same name.
+
+        Args:
+            partition: One that the source gives.
+            known: What was said when its records were processed; empty: nothing was.
+
+        Returns:
+            What is to be kept with the progress; empty where logs have no such thing.
+
+        Raises:
+            LogRewoundError: It is another log now.
+        """
+        ...
+
     def poll(self, partition: str, offset: int, max_records: int, max_bytes: int) -> Poll:
         """Read from an offset on."""
         ...

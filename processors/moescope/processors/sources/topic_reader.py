@@ -42,6 +42,12 @@ LOOK_TIMEOUT_MS = 2_000
 BACKLOG_US = 10_000_000
 """What is read so long after it was appended is a backlog."""
 
+_NEXT_STEP = (
+    "Use a new topic prefix (kafka.topic_prefix), or start with an empty data directory and a new "
+    "group (kafka.group); records of the new topic would be taken for those that are stored "
+    "already."
+)
+
 UNREADABLE = (CorruptRecordError, UnicodeDecodeError)
 """A checksum that is wrong, or the name of a header that is no text."""
 
@@ -51,6 +57,8 @@ CONSUMER_OPTIONS = {
     "max_poll_records": FETCHED_RECORDS,
     # A broker answers in turn: asking for ends waits for what was asked for before.
     "fetch_max_wait_ms": 100,
+    # Fetches name a topic, not its id: only fresh metadata tell that it was made anew meanwhile.
+    "metadata_max_age_ms": 3_000,
 }
 
 
@@ -85,6 +93,7 @@ class TopicReader:
         self._ahead: dict[int, ReadAhead] = {}
         self._pumped_at = self._looked_at = float("-inf")
         self._unreadable: tuple[Any, int] | None = None
+        self._topic_id = ""
 
     @property
     def numbers(self) -> Collection[int]:
@@ -139,6 +148,9 @@ class TopicReader:
             yield
         except FencedInstanceIdError:
             raise
+        except NoOffsetForPartitionError:
+            # Given a moment ago: its place is set when somebody asks for it.
+            pass
         except KafkaError as error:
             explained = explain(error, doing, self._settings)
             if not isinstance(explained, DependencyUnreachableError):
@@ -176,10 +188,9 @@ class TopicReader:
                 raise rewound(self._topic, str(error)) from error
             except UNREADABLE as error:
                 self._step_over_unreadable(error)
-            except NoOffsetForPartitionError:
-                # Given a moment ago: its place is set when somebody asks for it.
-                pass
             else:
+                # Before anything of what came is taken: it may be another topic's.
+                self._note_topic_id()
                 for partition, records in fetched.items():
                     self._add(partition.partition, records)
 
@@ -196,6 +207,7 @@ class TopicReader:
             return False
         with self.asking(f"asking for the end of {self._topic}"):
             ends = end_offsets(self._consumer, places, LOOK_TIMEOUT_MS)
+            self._note_topic_id()
             for place, end in ends.items():
                 ahead = self._ahead[place.partition]
                 ahead.note_end(end, asked_at)
@@ -207,6 +219,31 @@ class TopicReader:
             self._report()
             return True
         return False
+
+    def topic_id(self, number: int, known: str) -> str:
+        """The id of the topic; what is known where the broker tells none.
+
+        Args:
+            number: Partition of which it is asked.
+            known: Id of the topic whose records were processed, or empty.
+
+        Raises:
+            LogRewoundError: It is another topic.
+        """
+        self._note_topic_id()
+        if known and self._topic_id and self._topic_id != known:
+            raise made_anew(self._name(number), known, self._topic_id)
+        return self._topic_id or known
+
+    def _note_topic_id(self) -> None:
+        cluster = getattr(getattr(self._consumer, "_client", None), "cluster", None)
+        told = None if cluster is None else cluster.topic_id(self._topic)
+        if told is None:
+            # There is no such topic now, or a broker that is too old to tell.
+            return
+        if self._topic_id and self._topic_id != str(told):
+            raise made_anew(self._topic, self._topic_id, str(told))
+        self._topic_id = str(told)
 
     def is_read(self) -> bool:
         """Whether everything that is there now was handed out."""
@@ -330,7 +367,14 @@ def rewound(place: str, why: str) -> LogRewoundError:
     return LogRewoundError(
         f"{place} holds fewer records than were processed from it.",
         why=f"{why} The topic was made anew, or the brokers lost acknowledged records.",
-        next_step="Use a new topic prefix (kafka.topic_prefix), or start with an empty data "
-        "directory and a new group (kafka.group); records of the new topic would be taken for "
-        "those that are stored already.",
+        next_step=_NEXT_STEP,
+    )
+
+
+def made_anew(place: str, before: str, now: str) -> LogRewoundError:
+    """The error of a topic that has the name of the one that was read, and is another."""
+    return LogRewoundError(
+        f"{place} is not the topic whose records were processed.",
+        why=f"That one had the id {before}, this one has {now}: it was made anew.",
+        next_step=_NEXT_STEP,
     )
