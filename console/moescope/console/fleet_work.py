@@ -141,7 +141,7 @@ class FleetWork:
                 WindowConfig.from_settings(settings),
                 commit_interval=settings["processor.commit_interval"],
                 commit_records=settings["processor.commit_records"],
-                metrics=PipelineMetrics(self._metrics),
+                metrics=PipelineMetrics(self._metrics, reads_topic=True),
             ).run(stop=stop, until_idle=until_idle)
 
 

@@ -67,6 +67,7 @@ class Owner:
         self._on_commit = on_commit
         self._metrics = SelfMetrics() if metrics is None else metrics
         self._closing = ExitStack()
+        self._fleet: FleetWork | None = None
         self._stop_export = threading.Event()
         self._export_failure: BaseException | None = None
 
@@ -89,7 +90,7 @@ class Owner:
                 commit_interval=settings["processor.commit_interval"],
                 commit_records=settings["processor.commit_records"],
                 on_commit=self._on_commit,
-                metrics=PipelineMetrics(self._metrics),
+                metrics=PipelineMetrics(self._metrics, reads_topic=False),
             )
             self._closing = opening.pop_all()
         return self
@@ -102,6 +103,11 @@ class Owner:
     ) -> None:
         """Close everything."""
         self._closing.close()
+
+    @property
+    def trouble(self) -> str:
+        """Why no live traffic comes from Kafka at present; empty: nothing is wrong."""
+        return "" if self._fleet is None else self._fleet.trouble
 
     def run(
         self, *, until_idle: bool = False, stop: threading.Event | None = None
@@ -127,6 +133,7 @@ class Owner:
                     beside.callback(_started_scheduler(self.parts))
                 beside.enter_context(self._commands())
                 fleet = FleetWork(self.parts, self._metrics) if self._uses_kafka else None
+                self._fleet = fleet
                 if fleet is not None and not until_idle:
                     beside.enter_context(fleet.running(stop))
                 self.pipeline.run(until_idle=until_idle, stop=stop)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from moescope.console.handing_over import hand_over
-from moescope.console.output import note
+from moescope.console.output import counted, note
 from moescope.console.owner import COMMAND_SECONDS, Owner
 from moescope.console.warming import warm_finisher
 from moescope.console.watch import Health, HealthStatus, serving
@@ -78,6 +78,7 @@ class _Run:
     def __init__(self, settings: Settings, stop: threading.Event) -> None:
         self._settings = settings
         self._stop = stop
+        self._owner: Owner | None = None
         self._health = Health(HealthStatus.STARTING, "the store is being opened")
         self.metrics = SelfMetrics()
 
@@ -85,6 +86,8 @@ class _Run:
         """What the health file says; a failure ends the process, and so needs no status."""
         if self._health.status is not HealthStatus.OK:
             return self._health
+        if self._owner is not None and self._owner.trouble:
+            return Health(HealthStatus.WAITING, self._owner.trouble, self._health.facts)
         commits = self.metrics.value("moescope_store_commits_total")
         return Health(facts={**self._health.facts, "commits": int(commits)})
 
@@ -99,10 +102,11 @@ class _Run:
             source = self._settings["store.source"]
             if reset_processors:
                 number = hand_over(self._settings, parts.store, parts.clock)
-                note(f"processors go on from what is stored of {number} partitions")
+                note(f"processors go on from what is stored of {counted(number, 'partition')}")
             closing.enter_context(
                 periodically(StoreFigures(parts.store, directory, self.metrics, parts.clock).take)
             )
+            self._owner = owner
             self._health = Health(facts={"fencing_token": parts.store.fencing_token})
             note(
                 f"owner {parts.store.fencing_token} of {directory}, reading {source}; stop with "

@@ -129,6 +129,7 @@ def store(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="End when everything sent so far is stored.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Own a fleet's store: windows, thresholds, alerts, jobs and export.
 
@@ -148,5 +149,11 @@ def store(
         reset_processors=reset_processors,
         until_idle=until_idle,
     )
-    commits = metrics.value("moescope_store_commits_total")
-    note(f"stopped after {commits:,.0f} commits")
+    totals = {
+        name: int(metrics.value(f"moescope_store_{name}_total"))
+        for name in ("commits", "emissions", "refused_emissions", "gap_emissions")
+    }
+    if as_json:
+        print_json(totals)
+    else:
+        note(f"stopped after {totals['commits']:,} commits")

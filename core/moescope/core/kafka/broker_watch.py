@@ -15,20 +15,26 @@ class BrokerWatch:
 
     Args:
         log: Told of it.
+
+    Attributes:
+        trouble: Why nothing comes at present, and what to do about it; empty: all is well.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self.is_away = False
+        self.trouble = ""
 
     def lost(self, error: MoescopeError) -> None:
-        """Nobody answers."""
+        """Nobody answers, or a topic is not there."""
+        self.trouble = f"{error.what} {error.next_step}".rstrip()
         if not self.is_away:
             self.is_away = True
             self._log(f"waiting for Kafka: {error.what} {error.why}".rstrip())
 
     def found(self) -> None:
         """Somebody answers."""
+        self.trouble = ""
         if self.is_away:
             self.is_away = False
             self._log("Kafka answers again")

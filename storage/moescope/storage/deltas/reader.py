@@ -93,8 +93,9 @@ class DeltasReader:
         self._progress = store.load_progress()
         self._unread = UnreadPartitions(clock)
         self._unread.note_progress(self._progress.values())
-        self._topic = DeltasTopic(settings, None, BrokerWatch(log))
-        self._topic = DeltasTopic(settings, store.read_to().get(self._topic.name), BrokerWatch(log))
+        self._watch = BrokerWatch(log)
+        self._topic = DeltasTopic(settings, None, self._watch)
+        self._topic = DeltasTopic(settings, store.read_to().get(self._topic.name), self._watch)
         self._group = settings["kafka.group"]
         self._assembler = EmissionAssembler()
         self._forgotten = 0
@@ -107,6 +108,11 @@ class DeltasReader:
         self._looked_at = float("-inf")
         self._told_unserved: frozenset[str] = frozenset()
         self._has_told_repeats = False
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing comes at present, and what to do about it; empty: all is well."""
+        return self._watch.trouble
 
     def run(self, stop: threading.Event, *, until_idle: bool = False) -> None:
         """Apply emissions until told to stop; a broker that is away is waited for.

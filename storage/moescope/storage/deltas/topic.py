@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 FETCHED_RECORDS: Final = 64
 POLL_MS: Final = 200
 ASK_MS: Final = 2_000
+PROBE_MS: Final = 500
 _OPTIONS: Final = {
     # A place that is gone has to be told, not silently replaced.
     "auto_offset_reset": "none",
@@ -113,14 +114,17 @@ class DeltasTopic:
         from kafka import TopicPartition  # noqa: PLC0415 (imported when a client is opened)
         from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
 
-        doing = f"asking for the end of {self._routing}"
+        doing = f"asking for the ends of {self._topic} and {self._routing}"
+        places: list[Any] = []
         try:
             consumer = self._opened()
             numbers = consumer.partitions_for_topic(self._routing) or ()
             places = [TopicPartition(self._routing, number) for number in sorted(numbers)]
             ends = end_offsets(consumer, [self._place, *places], ASK_MS)
         except KafkaError as error:
+            self._tell_missing(places)
             raise self._explained(error, doing) from error
+        self._watch.found()
         routing = {partition_name(each.topic, each.partition): ends[each] for each in places}
         return ends[self._place], routing
 
@@ -148,18 +152,46 @@ class DeltasTopic:
     def _assign(self, consumer: Any) -> None:  # noqa: ANN401 (untyped library)
         from kafka import TopicPartition  # noqa: PLC0415 (imported when a client is opened)
 
-        if not consumer.partitions_for_topic(self._topic):
-            missing = TopicMissingError(
-                f"The topic {self._topic} does not exist.",
-                next_step="Make the topics: `moescope kafka topics-apply --yes`.",
-            )
-            self._watch.lost(missing)
-            raise missing
+        self._require(consumer.partitions_for_topic(self._topic), self._topic)
         self._place = TopicPartition(self._topic, 0)
         consumer.assign([self._place])
         if self._next is None:
             self._next = first_offsets(consumer, [self._place], ASK_MS)[self._place]
         consumer.seek(self._place, self._next)
+
+    def _tell_missing(self, places: list[Any]) -> None:
+        """Tell a topic that is gone from a broker that is away: the library waits for both.
+
+        Raises:
+            TopicMissingError: One of the topics can be asked, and the other cannot.
+        """
+        if self._consumer is None or not places:
+            return
+        answers = {
+            self._topic: self._answers(self._place),
+            self._routing: self._answers(places[0]),
+        }
+        if any(answers.values()):
+            for name, answered in answers.items():
+                self._require(answered, name)
+
+    def _answers(self, place: Any) -> bool:  # noqa: ANN401 (untyped library)
+        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
+
+        try:
+            self._consumer.end_offsets([place], timeout_ms=PROBE_MS)
+        except KafkaError:
+            return False
+        return True
+
+    def _require(self, found: object, name: str) -> None:
+        if not found:
+            missing = TopicMissingError(
+                f"The topic {name} does not exist.",
+                next_step="Make the topics: `moescope kafka topics-apply --yes`.",
+            )
+            self._watch.lost(missing)
+            raise missing
 
     def _find_place(self) -> list[DeltasRecord | DeltasGap]:
         """Go on where the topic begins now, when what would come next is gone."""
