@@ -89,6 +89,7 @@ def test_partitions_of_a_topic_stay_and_the_rest_is_mended(
         apply_topics(changed, _yes)
     assert refused.value.exit_code == 2
     assert "kafka.topic_prefix" in refused.value.next_step
+    assert "1 difference can only" in refused.value.what
     (left,) = check_topics(changed).differences
     assert (left.what, left.found) == ("partitions", "2")
 

@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(0, "0 letters"), (1, "1 letter"), (2, "2 letters"), (1_000, "1,000 letters")],
+)
+def test_one_thing_is_no_plural(number: int, said: str) -> None:
+    """Numbers are told with their noun as people say them."""
+    assert output.counted(number, "letter") == said
+
+
 def test_tables_are_aligned_and_numbers_stand_to_the_right(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
