@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from moescope.core.settings import load_settings
+
 MOESCOPE = ".venv/bin/moescope"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
@@ -64,7 +66,37 @@ def test_extras_exist(readme: str, repository_root: Path) -> None:
 
 def test_every_shell_command_is_covered(readme: str) -> None:
     """A command of a new kind on the front page needs a test that knows it."""
-    assert {words[0] for words in shell_commands(readme)} <= {"make", "pip", MOESCOPE}
+    assert {words[0] for words in shell_commands(readme)} <= {"export", "make", "pip", MOESCOPE}
+
+
+def test_exported_variables_are_settings(readme: str) -> None:
+    """What a reader exports is understood, under that name."""
+    exported = [words[1] for words in shell_commands(readme) if words[0] == "export"]
+    assert exported
+    for assignment in exported:
+        name, _, value = assignment.partition("=")
+        told = load_settings(environment={name: value}, options={})
+        assert value in [
+            told[setting] for setting, where in told.origins.items() if where != "default"
+        ]
+
+
+def test_broker_is_named_before_commands_that_need_it(readme: str) -> None:
+    """Typed from top to bottom, no command is the first to ask for what comes below it."""
+    kinds = [words[:2] for words in shell_commands(readme)]
+    setup, broker = kinds.index(["make", "setup"]), kinds.index(["make", "kafka"])
+    address = kinds.index(["export", "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092"])
+    assert setup < broker < address < kinds.index([MOESCOPE, "kafka"])
+
+
+def test_agent_reads_the_ring_that_the_fleet_section_names(readme: str) -> None:
+    """The recorder's directory is the `ring` of the agent's data directory."""
+    (data,) = (
+        words[words.index("--data") + 1]
+        for words in shell_commands(readme)
+        if words[1:3] == ["run", "agent"]
+    )
+    assert f'`directory="{data}/ring"`' in readme
 
 
 def test_python_blocks_run(readme: str, tmp_path: Path) -> None:
@@ -103,8 +135,8 @@ def test_moescope_commands_run(readme: str, demo_folder: Path) -> None:
     commands = [words[1:] for words in shell_commands(readme) if words[0] == MOESCOPE]
     assert commands
     for words in commands:
-        # They serve until they are stopped, or need a broker; their own tests run them.
-        serves = words[0] in {"run", "kafka"}
+        # They serve until stopped, or need a broker or what comes from one; their own tests do.
+        serves = words[0] in {"run", "kafka"} or "store-data" in words
         assert moescope(demo_folder, *words, *(["--help"] if serves else []))
 
 
