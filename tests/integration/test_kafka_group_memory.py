@@ -117,7 +117,7 @@ def test_double_of_a_processor_ends_the_first(
             thread = threading.Thread(target=go_on)
             thread.start()
             send(settings, {0: records[20:]})
-            thread.join(30)
+            thread.join(90)
             stop.set()
             thread.join()
             second.run(until_idle=True)
