@@ -57,9 +57,13 @@ def roll_up(settings: Settings, store_file: Path, metrics: SelfMetrics | None = 
     metrics = metrics or SelfMetrics()
     source = KafkaSource(settings, metrics, SystemClock(), patient=False)
     with source, open_store(store_file) as store:
-        Pipeline(source, store, WindowFinisher(), CONFIG, metrics=PipelineMetrics(metrics)).run(
-            until_idle=True
-        )
+        Pipeline(
+            source,
+            store,
+            WindowFinisher(),
+            CONFIG,
+            metrics=PipelineMetrics(metrics, reads_topic=True),
+        ).run(until_idle=True)
 
 
 @contextmanager

@@ -77,5 +77,5 @@ def joined_group(
             clock=clock,
             on_commit=on_commit,
             resuming=source,
-            metrics=PipelineMetrics(metrics),
+            metrics=PipelineMetrics(metrics, reads_topic=True),
         )
