@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from moescope.core.wire.errors import DecodeReason
-from moescope.storage.deltas.reader import DAMAGED, GAP
+from moescope.storage.deltas.set_aside import DAMAGED, GAP
 
 if TYPE_CHECKING:
     from pathlib import Path
