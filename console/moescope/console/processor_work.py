@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from moescope.console.output import note
 from moescope.console.watch import Health, HealthStatus, serving
 from moescope.core.clock import SystemClock
+from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.self_metrics import SelfMetrics
 from moescope.core.thresholds import ThresholdBook
 from moescope.processors.control import ControlFollower
@@ -39,7 +40,8 @@ def run_processor(
         MoescopeError: What the pipeline raised.
     """
     metrics, clock, book = SelfMetrics(), SystemClock(), ThresholdBook()
-    state = _State()
+    watch = BrokerWatch(note)
+    state = _State(metrics, watch)
     with (
         serving(settings, metrics, "processor", status=state.health, clock=clock),
         ControlFollower(settings, book, note, patient=not until_idle) as control,
@@ -50,6 +52,7 @@ def run_processor(
             clock=clock,
             log=note,
             patient=not until_idle,
+            watch=watch,
         ) as pipeline,
     ):
         note(f"processor of the group {settings['kafka.group']}; stop with Ctrl-C")
@@ -63,17 +66,34 @@ def run_processor(
 class _State:
     """What the processor says of itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: SelfMetrics, watch: BrokerWatch) -> None:
+        self._metrics = metrics
+        self._watch = watch
         self.working_with: ControlFollower | None = None
 
     def health(self) -> Health:
-        """Waiting until the thresholds are read, then well for as long as they are followed."""
+        """Waiting for thresholds and brokers, else well while thresholds are followed."""
         if self.working_with is None:
             return Health(HealthStatus.WAITING, "The thresholds in force were not read yet.")
         failure = self.working_with.failure
         if failure is not None:
             return Health(HealthStatus.FAILING, f"Thresholds are followed no longer: {failure}")
-        return Health()
+        if self._watch.is_away:
+            return Health(HealthStatus.WAITING, self._watch.trouble, self._facts())
+        return Health(facts=self._facts())
+
+    def _facts(self) -> dict[str, int]:
+        """Partitions that are ours, records that wait in them, and commits so far."""
+        lag = sum(
+            value
+            for metric, _, value in self._metrics.samples()
+            if metric.name == "moescope_processor_lag_records"
+        )
+        return {
+            "partitions": int(self._metrics.value("moescope_processor_assigned_partitions")),
+            "lag_records": int(lag),
+            "commits": int(self._metrics.value("moescope_processor_commits_total")),
+        }
 
 
 __all__ = ["PipelineTotals", "run_processor"]

@@ -37,6 +37,7 @@ def joined_group(
     patient: bool = True,
     config: WindowConfig | None = None,
     on_commit: Callable[[PipelineTotals], None] | None = None,
+    watch: BrokerWatch | None = None,
 ) -> Iterator[Pipeline]:
     """A pipeline over the partitions that the group gives to this process.
 
@@ -49,8 +50,9 @@ def joined_group(
         patient: Whether a broker that is not there yet is waited for.
         config: Declared windows; None: those of the settings.
         on_commit: Called after each commit.
+        watch: Told when the broker goes and comes; None: one that tells the log alone.
     """
-    watch = BrokerWatch(log)
+    watch = BrokerWatch(log) if watch is None else watch
     with ExitStack() as closing:
         store = TransactionalStore(settings, watch, log)
         closing.callback(store.close)
@@ -63,6 +65,7 @@ def joined_group(
             metrics=metrics,
             clock=clock,
             watch=watch,
+            log=log,
             patient=patient,
         )
         closing.callback(source.close)

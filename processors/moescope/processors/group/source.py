@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
+    from moescope.processors.group.members import Change
     from moescope.processors.group.states import StateReader
     from moescope.processors.sources.protocol import Poll
 
@@ -54,6 +55,7 @@ class GroupSource:
         metrics: Told of partitions, lag, gaps and buffers.
         clock: For pauses only.
         watch: Told when the broker goes and comes.
+        log: Told which partitions are given and taken.
         patient: Whether a broker that is not there yet is waited for.
     """
 
@@ -66,6 +68,7 @@ class GroupSource:
         metrics: SelfMetrics,
         clock: Clock,
         watch: BrokerWatch,
+        log: Callable[[str], None],
         patient: bool = True,
     ) -> None:
         self._settings = settings
@@ -75,6 +78,7 @@ class GroupSource:
         self._clock = clock
         self._watch = watch
         self._patient = patient
+        self._log = log
         self._topic = topic_name(settings, Topic.ROUTING)
         self._reader = TopicReader(settings, self._topic, metrics, clock, watch)
         self._consumer: Any = None
@@ -126,6 +130,7 @@ class GroupSource:
                 self._reader.take_away(change.numbers)
                 for number in change.numbers:
                     self._resumed.pop(number, None)
+            self._tell(change)
         gone |= self._revoked_unsaid()
         if changes:
             self._metrics.set("moescope_processor_assigned_partitions", len(self._reader.numbers))
@@ -174,6 +179,14 @@ class GroupSource:
         if self._consumer is not None:
             end_consumer(self._consumer)
             self._consumer = None
+
+    def _tell(self, change: Change) -> None:
+        if change.numbers:
+            numbers = ", ".join(str(number) for number in sorted(change.numbers))
+            self._log(
+                f"partitions {'given' if change.given else 'taken'}: {numbers}; "
+                f"{len(self._reader.numbers)} in all"
+            )
 
     def _revoked_unsaid(self) -> set[int]:
         """Partitions of a membership that ended without the client saying so.
