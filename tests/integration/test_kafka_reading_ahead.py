@@ -86,10 +86,13 @@ def test_backlog_is_told_while_it_is_read(kafka_broker: SharedBroker, topic_pref
 def test_processor_says_which_partitions_it_is_given(
     kafka_broker: SharedBroker, topic_prefix: str
 ) -> None:
-    """A line and two metrics tell the share of the group's only processor."""
+    """A line and two metrics tell the share of the group's only processor; a line dead letters."""
     settings, metrics = topic_settings(kafka_broker.bootstrap, topic_prefix), SelfMetrics()
     make_topics(settings)
     said: list[str] = []
+    with closing(open_producer(settings)) as producer:
+        producer.send(topic_name(settings, Topic.ROUTING), b"no batch", partition=1)
+        producer.flush()
     with joined_group(
         settings,
         WindowFinisher(),
@@ -100,6 +103,9 @@ def test_processor_says_which_partitions_it_is_given(
         config=CONFIG,
     ) as pipeline:
         pipeline.run(until_idle=True)
+    letters = [line for line in said if line.startswith("dead letters of ")]
+    assert len(letters) == 1
+    assert f"{topic_name(settings, Topic.ROUTING)}-1: 1 records" in letters[0]
     assert "partitions given: 0, 1, 2; 3 in all" in said
     assert metrics.value("moescope_processor_assigned_partitions") == 3
     assert metrics.value("moescope_processor_rebalances_total") >= 1

@@ -17,6 +17,7 @@ from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.processors.config import WindowConfig
+from moescope.processors.letter_notes import LetterNotes
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
 from moescope.processors.sources.kafka import KafkaSource
@@ -142,6 +143,7 @@ class FleetWork:
                 commit_interval=settings["processor.commit_interval"],
                 commit_records=settings["processor.commit_records"],
                 metrics=PipelineMetrics(self._metrics, reads_topic=True),
+                letter_notes=LetterNotes(note, parts.clock),
             ).run(stop=stop, until_idle=until_idle)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from moescope.core.emission import Emission, EmissionStore, Finisher
     from moescope.processors.config import WindowConfig
     from moescope.processors.engine import UnfinishedEmission
+    from moescope.processors.letter_notes import LetterNotes
     from moescope.processors.pipeline_metrics import PipelineMetrics
     from moescope.processors.resuming import Resuming
     from moescope.processors.sources.protocol import Source
@@ -78,6 +79,7 @@ class Pipeline:
         resuming: knows where partitions that come and go were left; None: the store, which nobody
             else writes to.
         metrics: told of each commit.
+        letter_notes: told of the dead letters of each commit.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Pipeline:
         on_commit: Callable[[PipelineTotals], None] | None = None,
         resuming: Resuming | None = None,
         metrics: PipelineMetrics | None = None,
+        letter_notes: LetterNotes | None = None,
     ) -> None:
         self._source = source
         self._store = store
@@ -107,6 +110,7 @@ class Pipeline:
         self._on_commit = on_commit
         self._resuming = LoadedOnce(store.load_progress()) if resuming is None else resuming
         self._metrics = metrics
+        self._letter_notes = letter_notes
         self._engine = Engine(config, {})
         self._reading: dict[str, _Reading] = {}
         self._waiting: queue.Queue[UnfinishedEmission | None] = queue.Queue(WAITING_COMMITS)
@@ -316,6 +320,8 @@ class Pipeline:
         self.totals.dead_letters += sum(each.records for each in emission.dead_letter_counts)
         if self._metrics is not None:
             self._metrics.note_commit(emission, self._clock.now_us())
+        if self._letter_notes is not None:
+            self._letter_notes.note(emission.dead_letter_counts)
         if self._on_commit is not None:
             self._on_commit(self.totals)
 

@@ -10,6 +10,7 @@ from moescope.processors.config import WindowConfig
 from moescope.processors.group.commits import TransactionalStore
 from moescope.processors.group.source import GroupSource
 from moescope.processors.group.states import StateReader
+from moescope.processors.letter_notes import LetterNotes
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
 
@@ -81,4 +82,5 @@ def joined_group(
             on_commit=on_commit,
             resuming=source,
             metrics=PipelineMetrics(metrics, reads_topic=True),
+            letter_notes=LetterNotes(log, clock),
         )
