@@ -63,7 +63,7 @@ def test_everything_comes_out_once_and_in_order(
 
 def test_beginning_is_told_from_what_is_gone_later() -> None:
     """Only what the log lacks because it begins later, from its first record on, is beginning."""
-    gaps = []
+    gaps: list[SourceGap] = []
     for first, begins_there in ((0, True), (5, True), (0, False)):
         ahead = opened(first)
         ahead.miss(700, "gone", begins_there=begins_there)
