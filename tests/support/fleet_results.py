@@ -70,7 +70,8 @@ def kill_table(recoveries: Recoveries, verdict: Verdict) -> Table:
 def circumstances(seed: int, scale: float, seconds: float) -> str:
     """Commit, versions and machine of a run."""
     commit = _git("rev-parse", "--short", "HEAD")
-    if _git("status", "--porcelain", "--untracked-files=no"):
+    # The page itself changes with the first scenario's results.
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/reliability.md"):
         commit += " with changes"
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     scaled = "" if scale == 1 else f", at {scale:g} of the full counts"
