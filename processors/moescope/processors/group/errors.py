@@ -13,7 +13,6 @@ class DuplicateProcessorError(MoescopeError):
     so whoever restarts processes may restart this one.
     """
 
-    retriable = True
     exit_code = 3
 
 
