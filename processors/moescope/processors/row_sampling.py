@@ -12,7 +12,9 @@ from moescope.processors.kernels.records import MINUTE_US, NO_TIME
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-REMEMBERED_MINUTES = 8
+REMEMBERED_MINUTES = 128
+"""Counted by use, not by distance: a node whose clock is an hour ahead must not make a partition
+forget the minutes of all others."""
 LARGEST_EXPONENT = 40
 _SALT = b"moescope-row-keep"
 
@@ -56,7 +58,7 @@ class RowSampling:
             while rows > self._budget << known and known < LARGEST_EXPONENT:
                 known += 1
             self._exponents[minute] = known
-            self._forget(minute)
+            self._forget()
         return known
 
     def weights(
@@ -73,10 +75,10 @@ class RowSampling:
                 weights[here] = np.where(kept, float(1 << exponent), 0.0)
         return weights
 
-    def _forget(self, minute: int) -> None:
+    def _forget(self) -> None:
         for known in (self._rows, self._exponents):
-            for old in [m for m in known if m < minute - REMEMBERED_MINUTES]:
-                del known[old]
+            while len(known) > REMEMBERED_MINUTES:
+                del known[next(iter(known))]
 
     def state(self) -> dict[str, Any]:
         """JSON-able state."""
