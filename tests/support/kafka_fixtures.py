@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import uuid
 from importlib import import_module
@@ -23,14 +24,20 @@ LONGEST_TEST_S = 400
 _NEEDS_KERNELS = pytest.StashKey[bool]()
 
 
+FORGOTTEN = r"ignore:unclosed <(socket\.socket|ssl\.SSLSocket) :ResourceWarning"
+"""kafka-python leaves sockets in reference cycles where a connection fails or a broker dies."""
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing is compiled yet."""
     config.stash[_NEEDS_KERNELS] = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests with a broker time."""
+    """Give tests with a broker time, and let none fail for what the client forgets."""
     for item in items:
+        if _uses_client(item):
+            item.add_marker(pytest.mark.filterwarnings(FORGOTTEN))
         if _has_broker(item) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LONGEST_TEST_S))
 
@@ -43,6 +50,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         item.config.stash[_NEEDS_KERNELS] = False
         _compile_kernels(_run_folder(item.config))
     return (yield)
+
+
+def _uses_client(item: pytest.Item) -> bool:
+    return item.path.name.startswith("test_kafka_")
 
 
 def _has_broker(item: pytest.Item) -> bool:
@@ -81,3 +92,11 @@ def own_broker(tmp_path: Path) -> Iterator[Broker]:
 def topic_prefix() -> str:
     """What this test's topics, groups and transactional ids begin with; nobody else's do."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(autouse=True)
+def _forgotten_sockets(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Find what the client forgot with the test that used it, and not in one that comes later."""
+    yield
+    if _uses_client(request.node):
+        gc.collect()
