@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from kafka import TopicPartition
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.structs import OffsetAndMetadata
 from support.drained_deltas import emissions_of
+from support.fleet_processes import wait_for
 from support.processor_fleet import emitted_to
 from support.routed_topic import make_streams, make_topics, send, topic_settings
 from support.small_windows import CONFIG
 
 from moescope.core.clock import SystemClock
-from moescope.core.errors import SettingsError
-from moescope.core.kafka import Topic, open_admin, topic_name
+from moescope.core.errors import MoescopeError, SettingsError
+from moescope.core.kafka import Topic, open_admin, open_consumer, topic_name
 from moescope.core.self_metrics import SelfMetrics
 from moescope.processors.finish import WindowFinisher
 from moescope.processors.group.errors import DuplicateProcessorError
@@ -33,14 +36,19 @@ if TYPE_CHECKING:
     from moescope.processors.pipeline import Pipeline
 
 
-def join(settings: Settings) -> AbstractContextManager[Pipeline]:
+PATIENCE_SECONDS = 60.0
+
+
+def join(
+    settings: Settings, log: Callable[[str], None] = print
+) -> AbstractContextManager[Pipeline]:
     """A processor of the group."""
     return joined_group(
         settings,
         WindowFinisher(),
         metrics=SelfMetrics(),
         clock=SystemClock(),
-        log=print,
+        log=log,
         patient=False,
         config=CONFIG,
     )
@@ -92,40 +100,101 @@ def test_lost_memory_is_said_once_and_the_stream_goes_on(
     assert after[-1].progress[0].emitted_to == len(records)
 
 
-def test_double_of_a_processor_ends_the_first(
+def test_doubles_of_a_processor_end_with_one_that_is_told(
     kafka_broker: SharedBroker, topic_prefix: str
 ) -> None:
-    """Two processors of one name: the first is told so, and its records are counted once."""
+    """Two living processors of one name: one is told so and ends, and nothing is counted twice."""
     settings = topic_settings(
         kafka_broker.bootstrap, topic_prefix, kafka__instance_id="processor-1"
     )
     make_topics(settings)
-    records = make_streams(13, (0,), passes=8)[0]
-    send(settings, {0: records[:20]})
-    with join(settings) as first:
-        first.run(until_idle=True)
-        with join(settings) as second:
-            stop, failures = threading.Event(), []
+    records = make_streams(13, (0,), passes=100)[0]
+    told: list[DuplicateProcessorError] = []
+    stop = threading.Event()
 
-            def go_on() -> None:
-                try:
-                    first.run(stop=stop)
-                except DuplicateProcessorError as error:
-                    failures.append(error)
+    def live() -> None:
+        try:
+            with join(settings) as pipeline:
+                pipeline.run(stop=stop)
+        except DuplicateProcessorError as error:
+            told.append(error)
 
-            second.run(until_idle=True)
-            thread = threading.Thread(target=go_on)
-            thread.start()
-            send(settings, {0: records[20:]})
-            thread.join(90)
-            stop.set()
-            thread.join()
-            second.run(until_idle=True)
-    assert failures
+    doubles = [threading.Thread(target=live, daemon=True) for _ in range(2)]
+    for each in doubles:
+        each.start()
+    sent = 0
+    while not told and sent < len(records):
+        send(settings, {0: records[sent : sent + 1]})
+        sent += 1
+        time.sleep(0.2)
+    send(settings, {0: records[sent:]})
+    stop.set()
+    for each in doubles:
+        each.join(PATIENCE_SECONDS)
+    assert len(told) == 1
+    assert "kafka.instance_id" in told[0].next_step
+    process(settings)
     offsets = [batch.offset for each in emissions_of(settings) for batch in each.batches]
     assert len(offsets) == len(set(offsets))
+    assert has_emitted(settings, len(records))
+
+
+def test_a_processor_that_is_fenced_once_joins_again(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """A member of its name that comes and goes costs it a rebalance, and not its life."""
+    settings = topic_settings(
+        kafka_broker.bootstrap, topic_prefix, kafka__instance_id="processor-1"
+    )
+    make_topics(settings)
+    records = make_streams(14, (0,), passes=8)[0]
+    said: list[str] = []
+    stop = threading.Event()
+    failures: list[MoescopeError] = []
+    with join(settings, said.append) as pipeline:
+
+        def live() -> None:
+            try:
+                pipeline.run(stop=stop)
+            except MoescopeError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=live, daemon=True)
+        thread.start()
+        try:
+            send(settings, {0: records[:20]})
+            wait_for("a commit", lambda: has_emitted(settings, 20), PATIENCE_SECONDS)
+            with closing(
+                open_consumer(
+                    settings,
+                    group_id=settings["kafka.group"],
+                    group_instance_id="processor-1",
+                    partition_assignment_strategy=[CooperativeStickyAssignor],
+                    session_timeout_ms=6_000,
+                )
+            ) as double:
+                double.subscribe([topic_name(settings, Topic.ROUTING)])
+                wait_for(
+                    "the double's place",
+                    lambda: double.poll(timeout_ms=100) is not None and double.assignment(),
+                    PATIENCE_SECONDS,
+                )
+            send(settings, {0: records[20:]})
+            wait_for("the rest", lambda: has_emitted(settings, len(records)), PATIENCE_SECONDS)
+        finally:
+            stop.set()
+            thread.join()
+    assert not failures
+    assert any("joining again, 1 of" in line for line in said)
+    offsets = [batch.offset for each in emissions_of(settings) for batch in each.batches]
+    assert len(offsets) == len(set(offsets))
+    assert has_emitted(settings, len(records))
+
+
+def has_emitted(settings: Settings, end: int) -> bool:
+    """Whether the group's note says that a partition is applied so far."""
     with closing(open_admin(settings)) as admin:
-        assert emitted_to(settings, admin) == {0: len(records)}
+        return emitted_to(settings, admin).get(0, 0) >= end
 
 
 def test_note_of_somebody_else_is_none() -> None:

@@ -377,6 +377,7 @@ class Fleet:
             f"MOESCOPE_{setting.upper().replace('.', '_')}": value
             for setting, value in options.items()
         }
+        variables["MOESCOPE_TRACEBACK"] = "1"
         return Member(name, command, variables, port, clock_error_us)
 
 

@@ -19,6 +19,7 @@ from moescope.core.kafka import (
     topic_name,
 )
 from moescope.core.kafka.dead_letters import PublishedLetter, RecordKind, ReplayMark, read_record
+from moescope.core.kafka.ends import end_offsets, first_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
 
 _POLL_MS: Final = 500
+_ASK_MS: Final = 10_000
 
 
 class Place(NamedTuple):
@@ -198,8 +200,8 @@ class LetterTopic:
 
     def _records(self, since_us: int | None) -> Iterator[Any]:
         for place in self._places:
-            end = self._consumer.end_offsets([place])[place]
-            begin = self._consumer.beginning_offsets([place])[place]
+            end = end_offsets(self._consumer, [place], _ASK_MS)[place]
+            begin = first_offsets(self._consumer, [place], _ASK_MS)[place]
             if since_us is not None:
                 later = self._consumer.offsets_for_times({place: since_us // 1_000})[place]
                 begin = end if later is None else later.offset

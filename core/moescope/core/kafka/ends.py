@@ -27,8 +27,12 @@ def _of_all(
 ) -> dict[Any, int]:
     from kafka.errors import KafkaTimeoutError  # noqa: PLC0415 (imported when a client is opened)
 
-    found = ask(list(places), timeout_ms=timeout_ms)
+    try:
+        found = ask(list(places), timeout_ms=timeout_ms)
+    except KeyError as error:
+        # The client looks for a partition that the answer left out, as a starting broker's may.
+        raise KafkaTimeoutError(f"Nobody told of {error}") from error
     missing = [place for place in places if found.get(place) is None]
     if missing:
-        raise KafkaTimeoutError(f"Nobody told of {missing[0].topic}-{missing[0].partition}")
+        raise KafkaTimeoutError(f"Nobody told of {missing[0]}")
     return found

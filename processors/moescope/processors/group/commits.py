@@ -16,7 +16,6 @@ from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.ending import end_producer
 from moescope.core.kafka.places import partition_number
 from moescope.processors.group.bounded import within
-from moescope.processors.group.errors import duplicate_processor
 from moescope.processors.group.offset_note import OffsetNote
 from moescope.processors.resuming import CommitRefusedError
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from moescope.core.emission import Emission, PartitionProgress
     from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.settings import Settings
+    from moescope.processors.group.fences import Fences
 
 BACKOFF_MS = 10
 """The library looks for answers about a transaction this often."""
@@ -40,12 +40,16 @@ class TransactionalStore:
     Args:
         settings: Name the brokers, the topics, the group and the instance.
         watch: Told when the broker goes and comes.
+        fences: Told when somebody else has our name.
         log: Told of refused commits.
     """
 
-    def __init__(self, settings: Settings, watch: BrokerWatch, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: Settings, watch: BrokerWatch, fences: Fences, log: Callable[[str], None]
+    ) -> None:
         self._settings = settings
         self._watch = watch
+        self._fences = fences
         self._log = log
         self._seconds = settings["kafka.transaction_timeout"]
         self._deltas = topic_name(settings, Topic.DELTAS)
@@ -148,7 +152,8 @@ class TransactionalStore:
             raise self._refused(str(error)) from error
         except FencedInstanceIdError as error:
             self._abandon()
-            raise duplicate_processor(claim.group_instance_id, str(error)) from error
+            self._fences.note(str(error))
+            raise self._refused(f"{type(error).__name__}: {error}") from error
         except KafkaError as error:
             explained = explain(error, "committing", self._settings)
             self._abandon()

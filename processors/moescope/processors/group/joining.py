@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.processors.config import WindowConfig
 from moescope.processors.group.commits import TransactionalStore
+from moescope.processors.group.fences import Fences
 from moescope.processors.group.source import GroupSource
 from moescope.processors.group.states import StateReader
 from moescope.processors.letter_notes import LetterNotes
@@ -54,8 +55,9 @@ def joined_group(
         watch: Told when the broker goes and comes; None: one that tells the log alone.
     """
     watch = BrokerWatch(log) if watch is None else watch
+    fences = Fences(settings["kafka.instance_id"], clock, log)
     with ExitStack() as closing:
-        store = TransactionalStore(settings, watch, log)
+        store = TransactionalStore(settings, watch, fences, log)
         closing.callback(store.close)
         states = StateReader(settings, clock)
         closing.callback(states.close)
@@ -63,6 +65,7 @@ def joined_group(
             settings,
             store.settle,
             states,
+            fences,
             metrics=metrics,
             clock=clock,
             watch=watch,

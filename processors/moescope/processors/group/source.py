@@ -17,7 +17,6 @@ from moescope.core.kafka import Topic, open_consumer, topic_name
 from moescope.core.kafka.ends import end_offsets
 from moescope.core.kafka.places import partition_name, partition_number
 from moescope.processors.group.bounded import end_consumer
-from moescope.processors.group.errors import duplicate_processor
 from moescope.processors.group.members import Rebalances
 from moescope.processors.group.offset_note import read_note
 from moescope.processors.resuming import Resumed
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
+    from moescope.processors.group.fences import Fences
     from moescope.processors.group.members import Change
     from moescope.processors.group.states import StateReader
     from moescope.processors.sources.protocol import Poll
@@ -52,6 +52,7 @@ class GroupSource:
         settings: Name the brokers, the topics, the group and the instance.
         settle: Ends what earlier commits left unfinished; False: not possible yet.
         states: Finds the states of partitions.
+        fences: Whether to join again where somebody else has our name.
         metrics: Told of partitions, lag, gaps and buffers.
         clock: For pauses only.
         watch: Told when the broker goes and comes.
@@ -64,6 +65,7 @@ class GroupSource:
         settings: Settings,
         settle: Callable[[], bool],
         states: StateReader,
+        fences: Fences,
         *,
         metrics: SelfMetrics,
         clock: Clock,
@@ -74,6 +76,7 @@ class GroupSource:
         self._settings = settings
         self._settle = settle
         self._states = states
+        self._fences = fences
         self._metrics = metrics
         self._clock = clock
         self._watch = watch
@@ -84,6 +87,7 @@ class GroupSource:
         self._consumer: Any = None
         self._rebalances: Rebalances | None = None
         self._resumed: dict[int, Resumed] = {}
+        self._left: set[int] = set()
         self._membership: Any = None
         self._member = ""
         self._open_at = self._load_at = float("-inf")
@@ -103,7 +107,8 @@ class GroupSource:
             self._reader.pump()
             self._load()
         except FencedInstanceIdError as error:
-            raise duplicate_processor(self._settings["kafka.instance_id"], str(error)) from error
+            self._fences.note(str(error))
+            self.start_over()
         return {partition_name(self._topic, number): LIVE_DOMAIN for number in self._resumed}
 
     def log_id(self, partition: str, known: str) -> str:
@@ -119,7 +124,7 @@ class GroupSource:
 
     def revoked(self) -> Collection[str]:
         """Partitions that were taken since the last call, even if they are back already."""
-        gone: set[int] = set()
+        gone, self._left = self._left, set()
         changes = [] if self._rebalances is None else self._rebalances.take()
         for change in changes:
             self._metrics.add("moescope_processor_rebalances_total")
@@ -132,7 +137,7 @@ class GroupSource:
                     self._resumed.pop(number, None)
             self._tell(change)
         gone |= self._revoked_unsaid()
-        if changes:
+        if changes or gone:
             self._metrics.set("moescope_processor_assigned_partitions", len(self._reader.numbers))
         return [partition_name(self._topic, number) for number in gone]
 
@@ -169,6 +174,8 @@ class GroupSource:
 
     def start_over(self) -> None:
         """All memory is gone: find out again where each partition was left."""
+        if self._fences.take():
+            self._leave()
         numbers = list(self._reader.numbers)
         self._reader.take_away(numbers)
         self._reader.give(numbers)
@@ -179,6 +186,14 @@ class GroupSource:
         if self._consumer is not None:
             end_consumer(self._consumer)
             self._consumer = None
+
+    def _leave(self) -> None:
+        """Be no member any more, and join as a new one with the next call."""
+        self.close()
+        self._left |= set(self._reader.numbers)
+        self._reader.take_away(self._left)
+        self._rebalances = self._membership = None
+        self._member = ""
 
     def _tell(self, change: Change) -> None:
         if change.numbers:

@@ -179,7 +179,7 @@ class DeltasTopic:
         from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
 
         try:
-            self._consumer.end_offsets([place], timeout_ms=PROBE_MS)
+            end_offsets(self._consumer, [place], PROBE_MS)
         except KafkaError:
             return False
         return True
