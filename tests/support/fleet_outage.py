@@ -81,7 +81,7 @@ class Outage:
         written: Batches that the agent logged. delivered: Distinct ones in the topic.
         dropped: Counted by the log. told: Told as dropped by the headers of delivered batches.
         both: Counted as dropped, and in the topic all the same.
-        burst: Most batches of which the broker may have had more than the cursor said.
+        burst: Most batches of which the broker may have had more than the agent knew.
         strange: Delivered, and never written. stranded: In the log, and not delivered.
         rows: Recorded. delivered_rows: In the topic. told_rows: Told as dropped.
         log_bytes: Most that the batch log took. byte_cap: Its cap.
@@ -127,7 +127,7 @@ class Outage:
     def both(self) -> int:
         """Batches that were counted as dropped and delivered all the same.
 
-        Their acknowledgement had not reached the cursor yet when the byte cap removed them.
+        Their acknowledgement had not reached the agent yet when the byte cap removed them.
         """
         return self.delivered + self.dropped - self.written
 
@@ -146,7 +146,7 @@ class Outage:
         checks = {
             "batches arrived that were never written": self.strange == 0,
             "batches are in the log and not in the topic": self.stranded == 0,
-            "more batches are dropped and delivered than the cursor may lag": (
+            "more batches are dropped and delivered than may be on their way": (
                 self.both <= self.burst
             ),
             "batches are missing that nobody counted": missing <= self.dropped,

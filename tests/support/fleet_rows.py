@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 SECOND_US = 1_000_000
 CONTEXT_FLAG = 1
 LATENESS_S = 2
-CURSOR_US = 500_000
-"""How much later than an acknowledgement the agent's cursor may be saved."""
+NOTICE_US = 500_000
+"""How much later than a broker takes a batch the agent may learn of it."""
 
 
 def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]]) -> dict[str, int]:
@@ -36,7 +36,7 @@ def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]])
         `written`, `delivered`, `dropped` batches; `told`: those that headers tell as dropped;
         `delivered_rows`, `told_rows`; `strange`: delivered batches that were never written;
         `stranded`: batches that the log still holds, and the topic does not; `burst`: most batches
-        that arrived in a time in which the cursor may not have been saved.
+        that arrived in a time in which the agent may not have learnt of them.
     """
     (info,) = list_partitions(log)
     assert info.name == node
@@ -70,9 +70,9 @@ def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]])
 
 
 def largest_burst(arrived_us: Sequence[int]) -> int:
-    """Most records that arrived within `CURSOR_US`."""
+    """Most records that arrived within `NOTICE_US`."""
     times = np.sort(np.array(arrived_us, np.int64))
-    inside = np.searchsorted(times, times + CURSOR_US, side="right") - np.arange(len(times))
+    inside = np.searchsorted(times, times + NOTICE_US, side="right") - np.arange(len(times))
     return int(inside.max(initial=0))
 
 

@@ -71,8 +71,13 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
     root = log_root(directory)
     agent_settings = AgentSettings(log=WriterSettings(byte_cap=settings["log.byte_cap"]))
     with (
-        Agent(ring_directory(directory), root, settings=agent_settings) as agent,
         Shipper(settings, root, metrics) as shipper,
+        Agent(
+            ring_directory(directory),
+            root,
+            settings=agent_settings,
+            before_drop=shipper.save_cursor,
+        ) as agent,
         serving(settings, metrics, "agent", status=_Standing(agent, shipper, SystemClock()).health),
         periodically(AgentFigures(agent, metrics).take, seconds=FIGURES_SECONDS),
     ):

@@ -31,7 +31,7 @@ from moescope.core.batchlog.settings import WriterSettings
 from moescope.core.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -54,6 +54,8 @@ class BatchLogWriter:
             partition, "clock" for a new one.
         settings: Sizes, byte cap and durability.
         clock: Source of append times.
+        before_removal: Called before the byte cap removes records: consumers that are further than
+            their cursors can move them then. It must not raise.
 
     Raises:
         BatchLogLockedError: Another writer has the partition (retriable).
@@ -74,10 +76,12 @@ class BatchLogWriter:
         append_clock: AppendClock | None = None,
         settings: WriterSettings | None = None,
         clock: Clock | None = None,
+        before_removal: Callable[[], None] | None = None,
     ) -> None:
         self.settings = settings or WriterSettings()
         self.path = partition_path(root, partition)
         self._clock = clock or SystemClock()
+        self._before_removal = before_removal
         self._process = os.getpid()
         self._failure: BatchLogSyncError | None = None
         with (
@@ -314,6 +318,8 @@ class BatchLogWriter:
                 return
             if self._active.size and self._active.size + needed > cap:
                 self._roll()
+            if self._before_removal is not None:
+                self._before_removal()
             self._closed.remove_oldest(
                 self.total_bytes + needed - cap, self._active.segment, self._last_ring_to
             )

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -24,6 +25,7 @@ from moescope.producers.ring.reader import RingReader
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from types import TracebackType
 
 _LOCK_ATTEMPTS: Final = 20
@@ -100,6 +102,8 @@ class Agent:
         log_root: Root of the batch log; each node is a partition.
         clock: Time.
         settings: Grouping, heartbeats and the log.
+        before_drop: Called with a node before the byte cap removes batches of its log, so that
+            whoever ships them can save how far it is. It must not raise.
 
     Raises:
         AgentLockedError: Another agent serves the folder (retriable).
@@ -113,11 +117,13 @@ class Agent:
         *,
         clock: Clock | None = None,
         settings: AgentSettings | None = None,
+        before_drop: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._directory = Path(directory)
         self._log_root = Path(log_root)
         self._clock = clock or SystemClock()
         self._settings = settings or AgentSettings()
+        self._before_drop = before_drop
         self._nodes: dict[str, _Node] = {}
         self._known: set[str] = set()
         self._refused: set[str] = set()
@@ -238,7 +244,13 @@ class Agent:
 
     def _start(self, name: str, node: _Node) -> RingShipper:
         if node.log is None:
-            node.log = NodeLog(self._log_root, name, self._settings.log, self._clock)
+            node.log = NodeLog(
+                self._log_root,
+                name,
+                self._settings.log,
+                self._clock,
+                partial(self._before_drop, name),
+            )
         ring = node.rings[0]
         node.shipper = RingShipper(
             ring.reader,

@@ -10,6 +10,7 @@ from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSetting
 from moescope.core.wire import BatchDecodeError, peek_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from moescope.core.clock import Clock
@@ -40,6 +41,7 @@ class NodeLog:
         node: Partition name.
         settings: Of the log.
         clock: Source of append times.
+        before_drop: Called before the byte cap removes batches, as `BatchLogWriter` does.
 
     Attributes:
         last: The newest batch when the log was opened, or None.
@@ -52,8 +54,17 @@ class NodeLog:
         BatchLogError: The partition cannot be opened.
     """
 
-    def __init__(self, root: Path, node: str, settings: WriterSettings, clock: Clock) -> None:
-        self._writer = BatchLogWriter(root, node, settings=settings, clock=clock)
+    def __init__(
+        self,
+        root: Path,
+        node: str,
+        settings: WriterSettings,
+        clock: Clock,
+        before_drop: Callable[[], None] | None = None,
+    ) -> None:
+        self._writer = BatchLogWriter(
+            root, node, settings=settings, clock=clock, before_removal=before_drop
+        )
         try:
             self.last = _last_batch(root, node)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -57,7 +58,8 @@ class NodeFeed:
         self._reader = BatchLogReader(root, node)
         self._cursor = Cursor(root, node, CURSOR)
         self._ahead: deque[LogRecord] = deque()
-        self._position = self._cursor.offset
+        self._position = self._settled_to = self._cursor.offset
+        self._saving = threading.Lock()
         self._end_seen = 0
         self._is_at_end = False
 
@@ -101,7 +103,9 @@ class NodeFeed:
 
     def settle(self, offset: int) -> tuple[Sent | None, bool]:
         """A record has arrived, or was given up for good; as `SendWindow.settle`."""
-        return self.window.settle(offset, again_from=self.done_to)
+        found = self.window.settle(offset, again_from=self.done_to)
+        self._settled_to = self.done_to
+        return found
 
     def rewind(self) -> None:
         """Send again from the first record that has not arrived."""
@@ -126,7 +130,17 @@ class NodeFeed:
         Raises:
             BatchLogWriteError: The file system refused; the cursor stays.
         """
-        self._cursor.advance(self.done_to)
+        self._settled_to = self.done_to
+        self.save_settled()
+
+    def save_settled(self) -> None:
+        """Move the cursor to what had arrived when that was last noticed; from any thread.
+
+        Raises:
+            BatchLogWriteError: The file system refused; the cursor stays.
+        """
+        with self._saving:
+            self._cursor.advance(max(self._settled_to, self._cursor.offset))
 
     def look_again(self) -> None:
         """Forget that the end was seen: something may have been appended since."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from contextlib import suppress
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Final, Self
 
@@ -57,7 +58,7 @@ class Shipper:
 
     A record is sent again until a broker has acknowledged it; what is sent twice, readers drop by
     (node, incarnation, sequence). One object belongs to one thread at a time; `trouble`, `totals`
-    and `stepped_at` may be looked at from any.
+    and `stepped_at` may be looked at from any, and `save_cursor` be called.
 
     Args:
         settings: Brokers, topic prefix, time-outs and `kafka.in_flight_bytes`.
@@ -158,6 +159,18 @@ class Shipper:
             self._step()
         self._save_and_report()
         return left
+
+    def save_cursor(self, node: str) -> None:
+        """Move a node's cursor to what has arrived, as far as its disk lets it.
+
+        Who removes batches by the byte cap calls this first, so that none that has arrived counts
+        as dropped.
+        """
+        feed = self._feeds.get(node)
+        if feed is not None:
+            # Saving is tried again soon, and complains then.
+            with suppress(BatchLogError):
+                feed.save_settled()
 
     def close(self) -> None:
         """Save the cursors and let go of everything; what is on its way counts as not sent."""
