@@ -348,14 +348,18 @@ def _check_array(
 
 
 def _check_dtypes(name: str, array: NDArray[Any], dtypes: Sequence[type[np.generic]]) -> None:
+    is_array = isinstance(array, np.ndarray)
+    if is_array and array.dtype.type in dtypes and array.dtype.isnative:
+        return
     wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-    if not isinstance(array, np.ndarray):
+    if not is_array:
         raise BatchError(f"{name} is a {type(array).__name__}, not a numpy array of {wanted}")
-    if array.dtype not in dtypes:
-        raise BatchError(f"{name} is {array.dtype}, not {wanted}")
+    raise BatchError(f"{name} is {array.dtype}, not {wanted}")
 
 
 def _check_shape(name: str, array: NDArray[Any], shape: tuple[int | None, ...]) -> None:
+    if array.shape == shape:
+        return
     same = len(array.shape) == len(shape) and all(
         wanted is None or size == wanted for size, wanted in zip(array.shape, shape, strict=True)
     )

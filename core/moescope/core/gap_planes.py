@@ -22,6 +22,8 @@ size and a tenth off the speed."""
 _ASSIGNMENTS_PER_EXPERT = 16
 """With fewer, a layer's permutation takes more bytes than it saves."""
 _LARGEST_NETWORK = 32
+_MOST_NARROW_PLANES = 257
+"""Sums of so many bytes fit into two."""
 _CHUNK_BYTES = 1 << 16
 """Of one plane while sorting: all k planes of a chunk stay in the second-level cache."""
 
@@ -241,15 +243,9 @@ def largest_rank(gaps: NDArray[np.uint8] | NDArray[np.uint16]) -> int:
         gaps: [k, L, T].
     """
     flat = gaps.reshape(gaps.shape[0], -1)
-    step = max(1, _CHUNK_BYTES // flat.itemsize)
+    wide = np.uint16 if flat.itemsize == 1 and len(flat) <= _MOST_NARROW_PLANES else np.uint32
     highest = 0
-    for start in range(0, flat.shape[1], step):
-        chunk = flat[:, start : start + step]
-        ranks = chunk[0].copy()
-        for plane in chunk[1:]:
-            ranks += plane
-            if np.any(ranks < plane):  # wrapped around
-                ranks = np.sum(chunk, axis=0, dtype=np.uint32)
-                break
-        highest = max(highest, int(ranks.max()))
+    for start in range(0, flat.shape[1], _CHUNK_BYTES):
+        chunk = flat[:, start : start + _CHUNK_BYTES]
+        highest = max(highest, int(np.add.reduce(chunk, axis=0, dtype=wide).max()))
     return highest

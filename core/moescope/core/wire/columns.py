@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,11 @@ _DELTA_HEAD = struct.Struct("<QB")
 _COUNT = struct.Struct("<I")
 _DICTIONARY_ROWS = 16
 """Shorter columns are not worth a dictionary."""
+_ONE = np.uint64(1)
+_DIFFERENCES = np.array(
+    [-(code + 1) // 2 if code % 2 else code // 2 for code in range(256)], np.int64
+).view(np.uint64)
+"""Difference that each zigzag code of one byte stands for, modulo 2^64."""
 
 
 class ColumnForm(IntEnum):
@@ -113,12 +119,20 @@ def _decode_delta(reader: ByteReader, count: int) -> NDArray[np.uint64]:
 
 
 def _undo_delta(reader: ByteReader, first: int, width: int, count: int) -> NDArray[np.uint64]:
-    values = np.full(count, first, np.uint64)
-    if _checked_width(width, _UINT64.itemsize, reader.name) and count > 1:
-        planes = reader.take(width * (count - 1))
+    if not _checked_width(width, _UINT64.itemsize, reader.name) or count <= 1:
+        return np.full(count, first, np.uint64)
+    planes = reader.take(width * (count - 1))
+    values = np.empty(count, np.uint64)
+    values[0] = first
+    if width == 1:
+        values[1:] = _DIFFERENCES[np.frombuffer(planes, np.uint8)]
+    else:
         zigzag = from_byte_planes(planes, width, _UINT64)
-        differences = (zigzag >> np.uint64(1)) ^ (np.uint64(0) - (zigzag & np.uint64(1)))
-        values[1:] += np.cumsum(differences, dtype=np.uint64)
+        sign = zigzag & _ONE
+        np.negative(sign, out=sign)
+        zigzag >>= _ONE
+        np.bitwise_xor(zigzag, sign, out=values[1:])
+    np.add.accumulate(values, out=values)
     return values
 
 
@@ -153,8 +167,13 @@ def _checked_width(width: int, largest: int, name: str) -> int:
 
 
 def _repeated(value: int, count: int, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    one = np.full(min(count, 1), value, np.uint64)
-    return np.repeat(_narrowed(one, dtype, name), count)
+    if dtype == _UINT64:
+        return np.full(count, value, dtype)
+    signed = value - (1 << 64) if value >> 63 else value
+    lowest, highest = _bounds(dtype)
+    if count and not lowest <= signed <= highest:
+        raise _does_not_fit(dtype, name)
+    return np.full(count, signed if count else 0, dtype)
 
 
 def _narrowed(values: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[Any]:
@@ -163,7 +182,19 @@ def _narrowed(values: NDArray[Any], dtype: np.dtype[Any], name: str) -> NDArray[
     signed = values.view(np.int64)
     if dtype.itemsize == _UINT64.itemsize:
         return signed
-    bounds = np.iinfo(dtype)
-    if signed.size and not (bounds.min <= int(signed.min()) and int(signed.max()) <= bounds.max):
-        raise BatchDecodeError(f"{name} has a value that does not fit {dtype}")
+    lowest, highest = _bounds(dtype)
+    if signed.size and not (
+        lowest <= np.minimum.reduce(signed) and np.maximum.reduce(signed) <= highest
+    ):
+        raise _does_not_fit(dtype, name)
     return signed.astype(dtype)
+
+
+@cache
+def _bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    bounds = np.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)
+
+
+def _does_not_fit(dtype: np.dtype[Any], name: str) -> BatchDecodeError:
+    return BatchDecodeError(f"{name} has a value that does not fit {dtype}")

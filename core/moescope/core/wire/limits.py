@@ -69,4 +69,5 @@ class Budget:
             BatchDecodeError: With reason `over_limits`, when too little is left.
         """
         self._spent += amount
-        check_limit(self._what, self._spent, self._limit)
+        if self._spent > self._limit:
+            check_limit(self._what, self._spent, self._limit)

@@ -76,10 +76,12 @@ def decode_name_columns(reader: ByteReader, columns: int, count: int) -> list[tu
 
 def _named(reader: ByteReader, table: tuple[str, ...], count: int) -> tuple[str, ...]:
     index = decode_column(reader, count, _UINT32)
-    if index.size and int(index.max()) >= len(table):
-        raise BatchDecodeError(f"{reader.name} has an index outside of its table of names")
     reader.memory.spend(count * _BYTES_PER_REFERENCE)
-    return tuple([table[position] for position in index.tolist()])
+    try:
+        return tuple(map(table.__getitem__, index.tolist()))
+    except IndexError:
+        what = f"{reader.name} has an index outside of its table of names"
+        raise BatchDecodeError(what) from None
 
 
 def _chained(columns: Sequence[tuple[str, ...]]) -> Iterable[str]:

@@ -27,6 +27,7 @@ class ByteReader:
         self, data: bytes | memoryview, name: str, memory: Budget, strings: Budget
     ) -> None:
         self._data = memoryview(data)
+        self._length = len(self._data)
         self._position = 0
         self.name = name
         self.memory = memory
@@ -39,9 +40,8 @@ class ByteReader:
             BatchDecodeError: Fewer are left.
         """
         end = self._position + length
-        if end > len(self._data):
-            left = len(self._data) - self._position
-            raise BatchDecodeError(f"{self.name} ends early: {length} bytes wanted, {left} left")
+        if end > self._length:
+            raise self._ends_early(length)
         piece = self._data[self._position : end]
         self._position = end
         return piece
@@ -52,7 +52,12 @@ class ByteReader:
         Raises:
             BatchDecodeError: Fewer bytes are left.
         """
-        return layout.unpack(self.take(layout.size))
+        start = self._position
+        end = start + layout.size
+        if end > self._length:
+            raise self._ends_early(layout.size)
+        self._position = end
+        return layout.unpack_from(self._data, start)
 
     def text(self, length: int) -> str:
         """Return the next `length` bytes as text.
@@ -91,6 +96,10 @@ class ByteReader:
         Raises:
             BatchDecodeError: Bytes are left.
         """
-        left = len(self._data) - self._position
+        left = self._length - self._position
         if left:
             raise BatchDecodeError(f"{self.name} has {left} bytes too many")
+
+    def _ends_early(self, wanted: int) -> BatchDecodeError:
+        left = self._length - self._position
+        return BatchDecodeError(f"{self.name} ends early: {wanted} bytes wanted, {left} left")

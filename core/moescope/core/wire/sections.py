@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _PLANE_MIN_MATCH = 7
 _PLANE_HASH_LOG = 6
+_SECTIONS = {int(each): each for each in SectionId}
+_ENCODINGS = {int(each): each for each in Encoding}
+_LOCAL = threading.local()
 
 
 class SectionWriter:
@@ -103,9 +107,10 @@ def split_sections(body: memoryview, limits: Limits) -> dict[SectionId, Section]
             continue
         inflated += inflated_length
         check_limit("inflated bytes", inflated, limits.inflated_bytes)
-        if encoding not in tuple(Encoding):
+        known = _ENCODINGS.get(encoding)
+        if known is None:
             raise BatchDecodeError(f"The section {section.name} has the encoding {encoding}")
-        found[section] = Section(section, Encoding(encoding), parameter, stored, inflated_length)
+        found[section] = Section(section, known, parameter, stored, inflated_length)
     return found
 
 
@@ -123,9 +128,17 @@ def inflate(section: Section) -> bytes | memoryview:
         # python-zstandard allocates what the frame declares, whatever max_output_size says.
         if zstandard.frame_content_size(section.stored) != section.inflated_length:
             raise BatchDecodeError(f"{section.title} has a zstd frame of another size")
-        return zstandard.ZstdDecompressor().decompress(section.stored, allow_extra_data=False)
+        return _decompressor().decompress(section.stored, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise BatchDecodeError(f"{section.title} is no valid zstd frame", why=str(error)) from error
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """One per thread: making one costs more than using it, and two threads must not share it."""
+    known: zstandard.ZstdDecompressor | None = getattr(_LOCAL, "decompressor", None)
+    if known is None:
+        known = _LOCAL.decompressor = zstandard.ZstdDecompressor()
+    return known
 
 
 def _walk(body: memoryview) -> Iterator[tuple[int, int, int, memoryview, int]]:
@@ -145,8 +158,9 @@ def _walk(body: memoryview) -> Iterator[tuple[int, int, int, memoryview, int]]:
 
 def _known_section(identifier: int) -> SectionId | None:
     """Tell a known section from one to be skipped."""
-    if identifier in tuple(SectionId):
-        return SectionId(identifier)
+    known = _SECTIONS.get(identifier)
+    if known is not None:
+        return known
     if identifier & SKIPPABLE:
         return None
     raise BatchDecodeError(
