@@ -115,7 +115,7 @@ class Fleet:
         machines: Those that infer; each has an agent.
         processors: How many; 0: the owner reads routing batches itself.
         named: How many of the processors keep their names over restarts.
-        settings: Stronger than `SETTINGS`.
+        settings: Of all members, stronger than any other.
     """
 
     nursery: Nursery
@@ -130,13 +130,14 @@ class Fleet:
     def __post_init__(self) -> None:
         """Name the members."""
         source = "deltas" if self.processors else "routing"
-        common = {**SETTINGS, "store.source": source, **self.settings}
-        common |= {
+        self.common = {
+            **SETTINGS,
+            "store.source": source,
             "kafka.bootstrap_servers": self.bootstrap,
             "kafka.topic_prefix": self.prefix,
             "kafka.group": self.prefix,
+            **self.settings,
         }
-        self.common = common
         self.owner = self.member("owner", ("run", "store", "--standby"), self.store_folder)
         self.standby = self.member("standby", ("run", "store", "--standby"), self.store_folder)
         self.workers = [

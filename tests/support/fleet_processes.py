@@ -133,6 +133,17 @@ class FleetProcess:
         if self._process.exitcode != 0:
             raise FleetError(f"{self.name} ended {self._process.exitcode}:\n{self.last_words()}")
 
+    def exit_code(self, seconds: float = LONGEST_STOP_S) -> int:
+        """Wait until it ends by itself.
+
+        Raises:
+            FleetError: It takes too long.
+        """
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            raise FleetError(f"{self.name} goes on after {seconds:g} s:\n{self.last_words()}")
+        return self._process.exitcode
+
     def give_up(self) -> None:
         """End it, whatever it does; nothing is checked."""
         if self.is_running:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.broker_addresses import broker_addresses
 from moescope.core.errors import SettingsError
+from moescope.core.kafka.connections import Connections
 from moescope.core.kafka.errors import MissingChecksumError, explain
-from moescope.core.kafka.first_connections import FirstConnections
 from moescope.core.kafka.tls_files import check_tls_files, secret
 from moescope.core.kafka.topics import MAX_MESSAGE_BYTES
 
@@ -102,13 +102,13 @@ def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:  # noq
 
     # What the library says of each lost connection is counted and told by whoever uses it.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    first = FirstConnections()
+    connections = Connections()
     try:
-        return getattr(kafka, kind)(kafka_client=first.client, **connection, **options)
+        return getattr(kafka, kind)(kafka_client=connections.client, **connection, **options)
     except (kafka.errors.KafkaError, OSError) as error:
         # A constructor that fails leaves its sockets and its thread behind.
-        first.close()
-        raise explain(first.failure or error, "connecting", settings) from error
+        connections.close()
+        raise explain(connections.failure or error, "connecting", settings) from error
 
 
 def _connection(settings: Settings) -> dict[str, Any]:
