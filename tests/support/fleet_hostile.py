@@ -101,8 +101,8 @@ def read_hostile(stage: Stage, seconds: float) -> Hostile:
     records = topic_records(topic)
     places = [one for each in topic.values() for one in each]
     readable = [one for each in records.values() for one in each if one.readable]
-    expected = _of_right_clocks(closed_windows(records, fleet.config), readable)
-    stored = _of_right_clocks(stored_windows(fleet.store_file), readable)
+    expected = of_right_clocks(closed_windows(records, fleet.config), readable)
+    stored = of_right_clocks(stored_windows(fleet.store_file), readable)
     formed_twice = _formed_twice(records, fleet.config)
     off = {
         key: assignments_of(stored.get(key)) - assignments_of(expected.get(key))
@@ -125,7 +125,7 @@ def read_hostile(stage: Stage, seconds: float) -> Hostile:
     )
 
 
-def _of_right_clocks(
+def of_right_clocks(
     windows: Mapping[tuple[Any, ...], tuple[Any, ...]], records: Sequence[Record]
 ) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """Windows that nodes with wrong clocks have no part in."""
