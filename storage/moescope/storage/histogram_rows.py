@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from moescope.storage.lanes import lane_id
 from moescope.storage.removals import remove_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     import duckdb
     from numpy.typing import NDArray
@@ -43,87 +43,107 @@ def compressor() -> zstandard.ZstdCompressor:
     return known
 
 
-def encode_bins(bins: NDArray[np.int64]) -> bytes:
-    """A histogram as stored: most bins are empty, and each commit writes some anew.
-
-    Args:
-        bins: int64 [L, 66].
-    """
-    return compressor().compress(np.ascontiguousarray(bins, "<i8").data)
+def _decompressor() -> zstandard.ZstdDecompressor:
+    known: zstandard.ZstdDecompressor | None = getattr(_LOCAL, "decompressor", None)
+    if known is None:
+        known = _LOCAL.decompressor = zstandard.ZstdDecompressor()
+    return known
 
 
 def decode_bins(blob: bytes) -> NDArray[np.int64]:
-    """A stored histogram: int64 [L, 66]."""
-    raw = zstandard.ZstdDecompressor().decompress(blob)
-    return np.frombuffer(raw, "<i8").reshape(-1, SLOTS)
+    """A stored histogram: int64 [L, 66]; compressed, for most bins are empty."""
+    return np.frombuffer(_decompressor().decompress(blob), "<i8").reshape(-1, SLOTS)
 
 
 def add_histograms(total: Histograms, increments: Histograms, sign: int = 1) -> None:
     """Add increments (or take them back) to a sum in memory."""
     for key, value in increments.items():
         known = total.get(key)
-        total[key] = sign * value if known is None else known + sign * value
+        signed = value if sign == 1 else sign * value
+        total[key] = signed if known is None else known + signed
 
 
 def merge_histograms(
     connection: duckdb.DuckDBPyConnection, increments: Histograms, commit_id: int
 ) -> None:
     """Add increments to the stored histograms; a histogram that becomes empty has no row."""
-    keys: list[tuple[HistogramKey, int]] = []
-    sums: list[NDArray[np.int64]] = []
-    for key, by_metric in increments.items():
-        for number in np.flatnonzero(by_metric.any(axis=(1, 2))):
-            keys.append((key, int(number)))
-            sums.append(by_metric[number])
-    if not keys:
+    keys = list(increments)
+    filled = [np.flatnonzero(increments[key].any(axis=(1, 2))) for key in keys]
+    if not any(len(metrics) for metrics in filled):
         return
-    columns = _key_columns(keys)
-    connection.register(
-        _INCREMENTS, pa.table({**columns, "number": pa.array(np.arange(len(keys)))})
-    )
-    minutes = sorted({key.minute_us for key, _ in keys})
+    place = np.repeat(np.arange(len(keys)), [len(metrics) for metrics in filled])
+    columns = _key_columns(keys, place, np.concatenate(filled))
+    stored = _take_stored(connection, columns, commit_id)
+    blobs: list[bytes] = []
+    kept: list[int] = []
+    first = 0
+    # Key by key: what is summed and compressed then stays in the processor's cache.
+    for key, metrics in zip(keys, filled, strict=True):
+        if not len(metrics):
+            continue
+        bins = increments[key][metrics].reshape(len(metrics), -1)
+        for number in stored.keys() & range(first, first + len(metrics)):
+            bins[number - first] += decode_bins(stored[number]).reshape(-1)
+        left = np.flatnonzero(bins.any(axis=1))
+        blobs += _compressed(bins[left])
+        kept += (left + first).tolist()
+        first += len(metrics)
+    rows = pa.table(columns).take(pa.array(kept, pa.int64()))
+    commit = pa.array(np.full(len(rows), commit_id, np.int64))
+    rows = rows.append_column("bins", pa.array(blobs, pa.binary()))
+    insert(connection, "metric_histograms", rows.append_column("commit_id", commit))
+
+
+def _take_stored(
+    connection: duckdb.DuckDBPyConnection, columns: Mapping[str, pa.Array], commit_id: int
+) -> dict[int, bytes]:
+    """Stored histograms by the number of the row with the same key, removed from the table."""
+    minutes = columns["minute"].cast(pa.int64()).unique().to_pylist()
+    number = pa.array(np.arange(len(columns["minute"])))
+    connection.register(_INCREMENTS, pa.table({**columns, "number": number}))
     found = connection.sql(
         f"SELECT m.rowid AS id, i.number, m.bins FROM metric_histograms m"  # noqa: S608
         f" JOIN {_INCREMENTS} i USING ({', '.join(_KEY)})"
         f" WHERE m.minute IN ({', '.join(f'make_timestamp({minute})' for minute in minutes)})"
     ).to_arrow_table()
     connection.unregister(_INCREMENTS)
-    for number, bins in zip(found["number"].to_pylist(), found["bins"].to_pylist(), strict=True):
-        sums[number] = sums[number] + decode_bins(bins)
     if len(found):
         connection.register(_REPLACED, found.select(["id"]))
         replaced = f"rowid IN (SELECT id FROM {_REPLACED})"  # noqa: S608 (a constant)
         remove_rows(connection, "metric_histograms", replaced, commit_id)
         connection.unregister(_REPLACED)
-    filled = np.array([number for number, bins in enumerate(sums) if bins.any()], np.int64)
-    rows = pa.table(
-        {
-            **columns,
-            "bins": pa.array([encode_bins(bins) for bins in sums], pa.binary()),
-            "commit_id": pa.array(np.full(len(keys), commit_id, np.int64)),
-        }
-    )
-    insert(connection, "metric_histograms", rows.take(pa.array(filled)))
+    return dict(zip(found["number"].to_pylist(), found["bins"].to_pylist(), strict=True))
 
 
-def _key_columns(keys: Iterable[tuple[HistogramKey, int]]) -> dict[str, Any]:
-    listed = list(keys)
+def _compressed(bins: NDArray[np.int64]) -> list[bytes]:
+    """Each row as `decode_bins` reads it."""
+    if not len(bins):
+        return []
+    frames = compressor().multi_compress_to_buffer(list(bins.astype("<i8", copy=False)))
+    return [frames[number].tobytes() for number in range(len(frames))]
 
-    def text(name: str) -> pa.Array:
-        return pa.array([str(getattr(key, name)) for key, _ in listed], pa.string())
 
-    def whole(name: str) -> pa.Array:
-        return pa.array([getattr(key, name) for key, _ in listed], pa.int64())
+def _key_columns(
+    keys: Sequence[HistogramKey], place: NDArray[np.int64], metric: NDArray[np.int64]
+) -> dict[str, pa.Array]:
+    """Key columns of rows, each of the key at its place and of its metric."""
+    row_of_key = pa.array(place)
+
+    def text(values: Iterable[str]) -> pa.Array:
+        return pa.array([str(value) for value in values], pa.string()).take(row_of_key)
+
+    def whole(values: Iterable[int]) -> pa.Array:
+        return pa.array(list(values), pa.int64()).take(row_of_key)
 
     return {
-        "minute": timestamps([key.minute_us for key, _ in listed]),
-        "lane": pa.array([lane_id(key.lane) for key, _ in listed], pa.string()),
-        "phase": text("phase"),
-        "scope_kind": text("scope_kind"),
-        "scope_value": text("scope_value"),
-        "window_kind": text("kind"),
-        "size": whole("size"),
-        "stride": whole("stride"),
-        "band": text("band"),
-        "metric": pa.array([METRICS[number] for _, number in listed], pa.string()),
+        "minute": timestamps([key.minute_us for key in keys]).take(row_of_key),
+        "lane": text(lane_id(key.lane) for key in keys),
+        "phase": text(key.phase for key in keys),
+        "scope_kind": text(key.scope_kind for key in keys),
+        "scope_value": text(key.scope_value for key in keys),
+        "window_kind": text(key.kind for key in keys),
+        "size": whole(key.size for key in keys),
+        "stride": whole(key.stride for key in keys),
+        "band": text(key.band for key in keys),
+        "metric": pa.array(METRICS, pa.string()).take(pa.array(metric)),
     }
