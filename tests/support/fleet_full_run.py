@@ -76,7 +76,8 @@ def outage(stage: Stage, scale: float) -> Result:
             ("assignments of them lost, counted twice", f"{found.lost}, {found.twice}"),
             ("seconds with missing rows", found.holes),
             ("of them, windows that claim to be whole", found.unmarked),
-            ("whole seconds whose windows do not say so", found.blamed),
+            ("whole seconds that are marked: beside a loss, elsewhere",
+             f"{found.beside}, {found.blamed}"),
         ],
     )  # fmt: skip
     is_good = not found.faults and found.record_clause is not Clause.BROKEN

@@ -92,7 +92,8 @@ class Outage:
         windows: Rows of the `windows` table that were compared. lost, twice: Assignments of
             them short of, and beyond, those of the rows that were delivered.
         holes: Seconds of which rows are missing. unmarked: Those whose window claims to be whole.
-        blamed: Windows that are marked although nothing is missing of their seconds.
+        beside: Windows that are marked although nothing is missing of their seconds, but a loss
+            is spread over these. blamed: Those elsewhere.
     """
 
     up: Latencies
@@ -121,6 +122,7 @@ class Outage:
     twice: int
     holes: int
     unmarked: int
+    beside: int
     blamed: int
 
     @property
@@ -158,6 +160,7 @@ class Outage:
             "windows lack assignments": self.lost == 0,
             "windows count assignments twice": self.twice == 0,
             "windows with missing rows claim to be whole": self.unmarked == 0,
+            "windows are marked where nobody tells of a loss": self.blamed == 0,
         }
         return [what for what, is_so in checks.items() if not is_so]
 

@@ -119,8 +119,8 @@ def windows_of_engine(
     Returns:
         `lost`, `twice`: assignments of windows short of, and beyond, those of the rows; `windows`:
         rows of the table that were compared; `holes`: seconds of which rows are missing;
-        `unmarked`: those of them whose window claims to be whole; `blamed`: windows that are
-        marked although their seconds lack nothing.
+        `unmarked`: those of them whose window claims to be whole; `beside`: windows that are marked
+        although their seconds lack nothing, where a loss is spread over them; `blamed`: elsewhere.
     """
     rows = _Rows(topic)
     seconds = rows.time_us // SECOND_US
@@ -163,15 +163,38 @@ def windows_of_engine(
         for second, steps in recorded.items()
         if delivered[second] < (steps - 1) * REQUESTS and second in whole
     }
+    marked = {
+        second
+        for second, is_whole in whole.items()
+        if not is_whole and abs(delivered[second] - recorded[second] * REQUESTS) <= REQUESTS
+    }
+    told = seconds_of_losses(topic)
     return {
         "windows": len(stored) * LAYERS,
         "lost": lost,
         "twice": twice,
         "holes": len(holes),
         "unmarked": sum(whole[second] for second in holes),
-        "blamed": sum(
-            not is_whole
-            for second, is_whole in whole.items()
-            if abs(delivered[second] - recorded[second] * REQUESTS) <= REQUESTS
-        ),
+        "beside": len(marked & told),
+        "blamed": len(marked - told),
     }
+
+
+def seconds_of_losses(topic: Mapping[int, Sequence[Place]]) -> set[int]:
+    """Seconds over which losses are spread: from the watermark before one to the first row after.
+
+    Each node's first record of a batch counts, in the order of the topic.
+    """
+    last: dict[str, tuple[int, int]] = {}
+    found: set[int] = set()
+    for batch in (decode_batch(one.value) for places in topic.values() for one in places):
+        header, tokens = batch.header, batch.tokens
+        sequence, watermark = last.get(header.node, (-1, header.watermark_us))
+        if header.sequence <= sequence:
+            continue
+        if header.drops.lost_rows or header.sequence > sequence + 1:
+            times = None if tokens is None else tokens.event_time_us
+            end = header.watermark_us if times is None or not len(times) else int(times.min())
+            found |= set(range(watermark // SECOND_US, end // SECOND_US + 1))
+        last[header.node] = (header.sequence, max(watermark, header.watermark_us))
+    return found
