@@ -280,14 +280,43 @@ def test_repeated_internal_errors_switch_recording_off(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("moescope.producers.recorder.write_rows", broken)
+    monkeypatch.setattr("moescope.producers.ring.writer.RingWriter.publish", broken)
     with caplog.at_level(logging.ERROR, logger="moescope.producers"):
-        for _ in range(3 * INTERNAL_ERRORS_ALLOWED):
-            recorder.record("a", [0, 1, 2], GOOD, "decode")
+        for number in range(3 * INTERNAL_ERRORS_ALLOWED):
+            positions: Any = np.arange(3) + 3 * number  # as an array the short way, too
+            recorder.record("a", positions if number % 2 else positions.tolist(), GOOD, "decode")
     counters = recorder.counters()
     assert counters.disabled == "repeated internal errors"
     assert counters.rejected_rows == 3 * INTERNAL_ERRORS_ALLOWED
     assert len(caplog.records) == 1
+
+
+def test_usual_calls_go_the_short_way(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps and prompts of arrays are recorded without the checks that take most time."""
+
+    def unwanted(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("moescope.producers.recorder.check_call", unwanted)
+    recorder.begin_request("a", prompt_tokens=3)
+    recorder.record("a", np.arange(3), GOOD, "prefill", token_ids=np.arange(3))
+    for position in range(3, 6):
+        names = ["a", "b", f"c{position}"]
+        positions = np.full(3, position, np.int32)
+        recorder.record(names, positions, GOOD.astype(np.uint8), Phase.DECODE, pass_id=position)
+    recorder.record("a", np.array([6]), GOOD[:1], "decode", event_time_us=START_US)
+    assert recorder.counters().recorded_rows == 13
+    assert recorder.counters().rejected_rows == 0
+    recorder.record("a", np.array([6]), GOOD[:1], "decode")
+    assert recorder.counters().rejected_rows == 1  # seen before: the general way's business
+
+
+def test_names_that_cannot_be_compared_are_refused_after_good_ones(recorder: Recorder) -> None:
+    """Names are compared with the latest ones, and a strange object may not break that."""
+    recorder.record(["a", "b", "c"], np.zeros(3, int), GOOD, "decode")
+    recorder.record([np.arange(3), {}, "c"], np.ones(3, int), GOOD, "decode")  # type: ignore[list-item]
+    counters = recorder.counters()
+    assert (counters.recorded_rows, counters.rejected_rows, counters.internal_errors) == (4, 2, 0)
 
 
 def test_requests_that_never_end_are_forgotten_oldest_first() -> None:

@@ -1,6 +1,19 @@
 """Producers: what runs on an inference node."""
 
+from typing import TYPE_CHECKING
+
 from moescope.producers.recorder import Recorder, RecorderCounters
-from moescope.producers.torch_probe import attach
+
+if TYPE_CHECKING:
+    from moescope.producers.torch_probe import attach
 
 __all__ = ["Recorder", "RecorderCounters", "attach"]
+
+
+def __getattr__(name: str) -> object:
+    # Engines that record by themselves never need the probe: it is imported when asked for.
+    if name == "attach":
+        from moescope.producers.torch_probe import attach  # noqa: PLC0415
+
+        return attach
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,12 +33,6 @@ from moescope.producers.recording.call import (
     rows_given,
 )
 from moescope.producers.recording.description import checked_profile, member
-from moescope.producers.recording.folder import (
-    default_node,
-    remove_unfinished_rings,
-    remove_unread_rings,
-    take_node,
-)
 from moescope.producers.recording.running import (
     ResolvedRequests,
     RunningRequest,
@@ -46,17 +40,19 @@ from moescope.producers.recording.running import (
     flags_for,
 )
 from moescope.producers.recording.splitting import Chunk, fitting_chunks
+from moescope.producers.recording.usual import UsualCalls
 from moescope.producers.ring.errors import RingCreateError
 from moescope.producers.ring.facts import UNKNOWN_LENGTH, RequestFacts
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
 from moescope.producers.ring.rows import column_mask, write_end, write_rows
-from moescope.producers.ring.writer import RingWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import ArrayLike
+
+    from moescope.producers.ring.writer import RingWriter
 
 DISABLE_VARIABLE: Final = "MOESCOPE_DISABLE"
 INTERNAL_ERRORS_ALLOWED: Final = 8
@@ -163,7 +159,7 @@ class Recorder:
     ) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._process = os.getpid()
+        self._is_forked = False
         self._unsampled_rows = 0
         self._recomputed_rows = 0
         self._internal_errors = 0
@@ -171,6 +167,7 @@ class Recorder:
         self._unbooked: deque[int] = deque()
         self._last_time_us = 0
         self._ring: RingWriter | None = None
+        self._usual: UsualCalls | None = None
         self._node_file = -1
         self.profile = checked_profile(
             Profile(
@@ -196,6 +193,7 @@ class Recorder:
             )
         )
         self._shape = self.profile.shape
+        self._has_token_ids = self.profile.token_id_kind is not TokenIdKind.OFF
         self._running = RunningRequests(sampling_ratio)
         self._geometry = Geometry.for_size(ring_bytes, self._shape.longest_row_frame())
         self._off = _kill_switch()
@@ -290,6 +288,22 @@ class Recorder:
         """
         if self._is_off():
             return
+        if (
+            self._usual is not None
+            and rows_per_request is None
+            and weights is entropy is margin is step is None
+            and content_keys is blocks is dropped is padding is None
+        ):
+            try:
+                if self._usual.record(
+                    request_ids, positions, expert_ids, phase, event_time_us=event_time_us,
+                    pass_id=pass_id, token_ids=token_ids if self._has_token_ids else None,
+                ):  # fmt: skip
+                    return
+            except Exception as error:  # noqa: BLE001 - inference comes first
+                self._reject(rows_given(positions, expert_ids), "an internal error")
+                self._note_failure(error)
+                return
         rows = 0
         try:
             rows = rows_given(positions, expert_ids)
@@ -357,7 +371,7 @@ class Recorder:
     def close(self) -> None:
         """Stop recording; the agent drains what is in the ring, then removes it."""
         try:
-            if self._process == os.getpid() and self._lock.acquire(timeout=1.0):
+            if not self._is_forked and self._lock.acquire(timeout=1.0):
                 try:
                     self._shut("closed")
                 finally:
@@ -379,6 +393,15 @@ class Recorder:
         self.close()
 
     def _open(self, directory: Path, node: str | None, incarnation: int | None) -> None:
+        # Here, for an engine that only imports this module shall not wait for the checksums.
+        from moescope.producers.recording.folder import (  # noqa: PLC0415
+            default_node,
+            remove_unfinished_rings,
+            remove_unread_rings,
+            take_node,
+        )
+        from moescope.producers.ring.writer import RingWriter  # noqa: PLC0415
+
         try:
             directory.mkdir(parents=True, exist_ok=True)
             name, self._node_file = take_node(directory, node or default_node(directory))
@@ -402,12 +425,12 @@ class Recorder:
         except BaseException:
             os.close(self._node_file)
             raise
+        if not self._is_sampled:
+            self._usual = UsualCalls(
+                self._ring, self._running, self._shape, self._lock, self._now_us
+            )
         # An engine that lets go of its recorder, or ends in peace, did not crash.
         weakref.finalize(self, self._ring.close)
-
-    @property
-    def _has_token_ids(self) -> bool:
-        return self.profile.token_id_kind is not TokenIdKind.OFF
 
     def _write(self, call: RecordCall) -> int:
         """Write a call's rows under the lock; returns the rows that nobody has counted yet."""
@@ -474,8 +497,9 @@ class Recorder:
         ]
         facts = [facts for _, facts in chosen]
         return ResolvedRequests(
-            [request for request, _ in chosen], facts, b"".join(facts), has_impossible=False
-        )
+            [request for request, _ in chosen], facts, b"".join(facts), has_impossible=False,
+            are_usual=False,
+        )  # fmt: skip
 
     def _times(self, values: dict[str, Any]) -> tuple[int, int]:
         given = values.get("event_time_us")
@@ -525,7 +549,7 @@ class Recorder:
     def _is_off(self) -> bool:
         if self._off:
             return True
-        if self._process != os.getpid():
+        if self._is_forked:
             self._leave_to_parent()
             return True
         return False
@@ -541,12 +565,14 @@ class Recorder:
         _living.discard(self)
         if self._ring is not None:
             self._book_rejected(0)
+            self._usual = None
             self._ring.close()
         if self._node_file >= 0:
             os.close(self._node_file)
             self._node_file = -1
 
-    def _drop_locks_in_child(self) -> None:
+    def _become_child(self) -> None:
+        self._is_forked = True
         if self._ring is not None:
             self._ring.close_lock()
         if self._node_file >= 0:
@@ -560,7 +586,7 @@ _living: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     # A child that kept the locks would pass for a living engine after its parent's death.
     for recorder in list(_living):
-        recorder._drop_locks_in_child()  # noqa: SLF001 - the same class's business
+        recorder._become_child()  # noqa: SLF001 - the same class's business
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

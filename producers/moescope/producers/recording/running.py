@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from operator import gt
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 MAX_RUNNING: Final = 65_536
 """An engine that never ends its requests must not make the recorder grow."""
 
+_EVERY_HASH: Final = 2**64
 _SAMPLING_SALT: Final = b"moescope producer sampling"
 _RECOMPUTED: Final = np.uint8(RowFlag.RECOMPUTED)
 _PADDING: Final = np.uint8(RowFlag.PADDING)
-_NEVER_COUNTED_PHASES: Final = (Phase.WARMUP, Phase.DRAFT)
+NEVER_COUNTED_PHASES: Final = (Phase.WARMUP, Phase.DRAFT)
 
 
 class RunningRequest:
@@ -52,12 +54,14 @@ class ResolvedRequests:
         facts: Packed facts, one per run.
         packed: All of them in a row.
         has_impossible: Whether a request is None.
+        are_usual: Whether they are all different, and none is None.
     """
 
     requests: Sequence[RunningRequest | None]
     facts: Sequence[bytes]
     packed: bytes
     has_impossible: bool
+    are_usual: bool
 
 
 class RunningRequests:
@@ -69,10 +73,13 @@ class RunningRequests:
     """
 
     def __init__(self, sampling_ratio: float = 1.0, capacity: int = MAX_RUNNING) -> None:
-        self._sampled_below = round(sampling_ratio * 2**64)
+        self._sampled_below = round(sampling_ratio * _EVERY_HASH)
         self._capacity = capacity
         self._running: OrderedDict[str, RunningRequest] = OrderedDict()
         self._latest: tuple[list[str | None], ResolvedRequests] | None = None
+        # High-water positions of the latest requests, where they are newer than those of the
+        # requests themselves: one list to replace in each step instead of many objects to visit.
+        self._marks: list[int] | None = None
 
     def __len__(self) -> int:
         """How many requests are remembered."""
@@ -86,6 +93,7 @@ class RunningRequests:
         """
         check_facts(facts)
         packed = pack_facts(facts)
+        self._settle()
         self._latest = None
         known = self._running.get(facts.request)
         if known is not None:
@@ -98,13 +106,62 @@ class RunningRequests:
 
         Decoding engines pass the same ids step after step: the latest answer is kept.
         """
+        self._settle()
         if self._latest is not None and self._latest[0] == names:
             return self._latest[1]
-        requests = [self._find(name) for name in names]
+        requests = self._find_all(names)
+        has_impossible = None in requests
         facts = [request.facts if request else b"" for request in requests]
-        resolved = ResolvedRequests(requests, facts, b"".join(facts), None in requests)
+        resolved = ResolvedRequests(
+            requests, facts, b"".join(facts), has_impossible,
+            are_usual=not has_impossible and len(set(names)) == len(names),
+        )  # fmt: skip
         self._latest = (names, resolved)
         return resolved
+
+    def latest(self, names: list[Any]) -> ResolvedRequests | None:
+        """What `resolve` answered, if these are the names that it was asked for last."""
+        latest = self._latest
+        try:
+            return latest[1] if latest is not None and latest[0] == names else None
+        except Exception:  # noqa: BLE001 - there are things that cannot be compared with a text
+            return None
+
+    def advance_latest(self, lowest: list[int], highest: list[int]) -> bool:
+        """Move the high-water positions of the latest requests, which are all different.
+
+        Args:
+            lowest: The lowest new position of each.
+            highest: The highest one; kept, so it must not change any more.
+
+        Returns:
+            False, and nothing moved, unless each request's positions lie above all earlier ones.
+        """
+        if self._latest is None:
+            return False
+        marks = self._marks
+        if marks is None:
+            # `are_usual`: none is None.
+            marks = [request.high_water for request in self._latest[1].requests if request]
+        if len(lowest) != len(marks) or not all(map(gt, lowest, marks)):
+            return False
+        self._marks = highest
+        return True
+
+    def _settle(self) -> None:
+        """Tell the requests their high-water positions, before anyone else asks them."""
+        if self._marks is not None and self._latest is not None:
+            for request, mark in zip(self._latest[1].requests, self._marks, strict=True):
+                if request is not None:
+                    request.high_water = mark
+        self._marks = None
+
+    def _find_all(self, names: list[str | None]) -> list[RunningRequest | None]:
+        known = [*map(self._running.get, cast("list[str]", names))]
+        if None in known:
+            return [self._find(name) for name in names]
+        deque(map(self._running.move_to_end, cast("list[str]", names)), maxlen=0)
+        return known
 
     def _find(self, request: str | None) -> RunningRequest | None:
         if request is None:
@@ -122,6 +179,7 @@ class RunningRequests:
 
     def end(self, request: str) -> RunningRequest | None:
         """Forget a request; None if it was not running."""
+        self._settle()
         self._latest = None
         return self._running.pop(request, None)
 
@@ -134,6 +192,8 @@ class RunningRequests:
         return added
 
     def _is_sampled(self, request: str) -> bool:
+        if self._sampled_below >= _EVERY_HASH:
+            return True
         digest = blake2b(request.encode(), digest_size=8, key=_SAMPLING_SALT).digest()
         return int.from_bytes(digest, "little") < self._sampled_below
 
@@ -179,11 +239,11 @@ def flags_for(
     if padding is not None:
         flags[padding] = _PADDING
     if isinstance(phase, int):
-        if phase in _NEVER_COUNTED_PHASES:
+        if phase in NEVER_COUNTED_PHASES:
             return flags
         outside = padding
     else:
-        unhealthy = np.isin(phase, _NEVER_COUNTED_PHASES)
+        unhealthy = np.isin(phase, NEVER_COUNTED_PHASES)
         outside = unhealthy if padding is None else unhealthy | padding
     if outside is not None and outside.any():
         _flag_some(flags, requests, counts, position, outside)

@@ -6,10 +6,9 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from moescope.producers.ring.facts import MAX_FACTS_BYTES, RequestFacts, unpack_facts
 from moescope.producers.ring.layout import FRAME_BYTES, FrameKind, aligned
@@ -17,10 +16,12 @@ from moescope.producers.ring.layout import FRAME_BYTES, FrameKind, aligned
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from moescope.producers.ring.reader import Frame
     from moescope.producers.ring.writer import RingWriter
 
-Columns = dict[str, NDArray[Any]]
+Columns: TypeAlias = "dict[str, NDArray[Any]]"
 
 SMALL_IDS: Final = 256
 LAST_OF_TASK_COLUMN_BIT: Final = 1

@@ -33,6 +33,11 @@ from moescope.producers.ring.layout import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+# Plain numbers: looking a member of an enum up takes a good part of the time of a store.
+_TAIL: Final = int(State.TAIL)
+_HEAD: Final = int(State.HEAD)
+_ROWS: Final = int(State.ROWS)
+_BUSY: Final = int(State.BUSY)
 _MAP_FLAGS: Final = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
@@ -99,6 +104,9 @@ class RingWriter:
         self._rows = 0
         self._rejected = 0
         self._busy = 0
+        self._place = HEADER_BYTES
+        self._capacity = geometry.capacity
+        self._segment_bytes = geometry.segment_bytes
 
     @property
     def rows(self) -> int:
@@ -118,12 +126,12 @@ class RingWriter:
     def enter(self) -> None:
         """Tell the reader that rows stamped with a time from now on may follow."""
         self._busy |= 1
-        self._words[State.BUSY] = self._busy
+        self._words[_BUSY] = self._busy
 
     def leave(self) -> None:
         """Tell the reader that every row so far is published."""
         self._busy += self._busy & 1
-        self._words[State.BUSY] = self._busy
+        self._words[_BUSY] = self._busy
 
     def reject(self, rows: int) -> None:
         """Count rows that were refused."""
@@ -138,16 +146,17 @@ class RingWriter:
         Returns:
             Place in `buffer` where the body starts.
         """
-        geometry = self.geometry
-        left = geometry.left_in_segment(self._head)
+        segment = self._segment_bytes
+        left = segment - self._head % segment
         if FRAME_BYTES + aligned(body_bytes) > left:
             self._fill_segment(left)
-        oldest = self._head - self._head % geometry.segment_bytes
-        oldest += geometry.segment_bytes - geometry.capacity
+        head = self._head
+        oldest = head - head % segment + segment - self._capacity
         if oldest > self._tail:
             self._tail = oldest
-            self._words[State.TAIL] = oldest  # before the first byte is overwritten
-        return geometry.place(self._head) + FRAME_BYTES
+            self._words[_TAIL] = oldest  # before the first byte is overwritten
+        self._place = self.geometry.place(head)
+        return self._place + FRAME_BYTES
 
     def publish(
         self,
@@ -163,7 +172,7 @@ class RingWriter:
     ) -> None:
         """Make the frame whose body was written after `reserve` visible to the reader."""
         length = FRAME_BYTES + aligned(body_bytes)
-        place = self.geometry.place(self._head)
+        place = self._place
         buffer = self.buffer
         FRAME.pack_into(
             buffer, place, self._head, self._rows, length, 0, kind, 0, rows, runs, columns,
@@ -172,8 +181,8 @@ class RingWriter:
         CRC.pack_into(buffer, place + CRC_AT, crc32c(buffer[place : place + length]))
         self._rows += rows
         self._head += length
-        self._words[State.HEAD] = self._head
-        self._words[State.ROWS] = self._rows
+        self._words[_HEAD] = self._head
+        self._words[_ROWS] = self._rows
 
     def close(self) -> None:
         """Mark the ring as complete and let go of it; the file stays for the agent."""
