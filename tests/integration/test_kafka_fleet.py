@@ -68,7 +68,9 @@ def test_faults_lose_nothing_and_count_nothing_twice(
     found = sabotage(stage, FEW)
     assert {fault: len(each) for fault, each in found.recoveries.seconds.items()} == FEW
     assert found.verdict.assignments
-    assert found.verdict.is_good, (found.verdict, found.differences)
+    assert found.ring_rows is not None
+    assert found.ring_rows.rows
+    assert found.is_good, (found.verdict, found.ring_rows, found.differences)
 
 
 def test_an_outage_drops_what_is_over_the_cap_and_counts_it(

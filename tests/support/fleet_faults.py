@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from support.broker_choice import Broker
     from support.fleet import Fleet, Member
+    from support.fleet_ring import RingMachine
 
 LONGEST_PAUSE_S = 0.8
 """Between a recovery and the next fault: anywhere in the next commit or two."""
@@ -53,13 +54,19 @@ class Saboteur:
         broker: Its own; needed where it is killed.
         chance: Decides whom and when.
         programs: Share of restarts that use the real command instead of a warm process.
+        rings: Its agent is killed whenever one of the fleet's is.
     """
 
     def __init__(
-        self, fleet: Fleet, broker: Broker | None, chance: Random, programs: float = 0.0
+        self,
+        fleet: Fleet,
+        broker: Broker | None,
+        chance: Random,
+        programs: float = 0.0,
+        rings: RingMachine | None = None,
     ) -> None:
         self._fleet, self._broker, self._chance = fleet, broker, chance
-        self._programs = programs
+        self._programs, self._rings = programs, rings
         self._is_away = False
         self.recoveries = Recoveries()
         self._acts: dict[Fault, Callable[[], None]] = {
@@ -95,6 +102,10 @@ class Saboteur:
                 ends = end_offsets(self._fleet.bootstrap, self._fleet.routing)
             seconds = self._fleet.wait_until_stored(ends, start=begin)
             self._fleet.check()
+            if self._rings is not None:
+                self._rings.check()
+                if fault is Fault.AGENT_KILLED:
+                    self._rings.wait_until_shipped(begin)
             self._fleet.wait_for_standby()
             self.recoveries.seconds.setdefault(fault, []).append(seconds)
             told(f"{number}/{len(order)} {fault}: {seconds:.1f} s")
@@ -109,6 +120,8 @@ class Saboteur:
     def _kill_agent(self) -> None:
         agent = self._chance.choice(self._fleet.agents)
         agent.now.kill()
+        if self._rings is not None:
+            self._rings.kill_agent()
         self._restart(agent)
 
     def _kill_owner(self) -> None:

@@ -30,9 +30,9 @@ def kills(stage: Stage, scale: float, faults: Mapping[Fault, int], named: int = 
     scaled = {fault: max(1, round(times * scale)) for fault, times in faults.items()}
     found = sabotage(stage, scaled, named=named, programs=PROGRAMS)
     return Result(
-        kill_table(found.recoveries, found.verdict),
-        found.verdict.is_good,
-        "\n".join([str(found.verdict), *found.differences]),
+        kill_table(found.recoveries, found.verdict, found.ring_rows),
+        found.is_good,
+        "\n".join([str(found.verdict), str(found.ring_rows), *found.differences]),
     )
 
 

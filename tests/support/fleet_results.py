@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from support.fleet_faults import Recoveries
     from support.fleet_judge import Verdict
+    from support.fleet_ring import RingRows
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("duckdb", "numpy", "numba", "kafka-python")
@@ -49,9 +50,9 @@ class Result(NamedTuple):
     details: str = ""
 
 
-def kill_table(recoveries: Recoveries, verdict: Verdict) -> Table:
+def kill_table(recoveries: Recoveries, verdict: Verdict, rings: RingRows | None) -> Table:
     """Recoveries by fault, and what the end state came to."""
-    heads = (
+    heads: tuple[str, ...] = (
         "fault", "times", "recovery median, s", "longest, s", "batches", "missing", "sent again",
         "window rows", "assignments", "lost", "counted twice", "tables equal",
     )  # fmt: skip
@@ -64,6 +65,9 @@ def kill_table(recoveries: Recoveries, verdict: Verdict) -> Table:
         verdict.batches, verdict.missing, verdict.repeated, verdict.windows, verdict.assignments,
         verdict.lost, verdict.twice, "yes" if verdict.same_tables else "NO",
     ]  # fmt: skip
+    if rings is not None:
+        heads += ("rows through a ring", "missing, told as lost", "in two batches")
+        rows[0] += [rings.rows, f"{rings.missing}, {rings.told}", rings.twice]
     return Table(heads, rows)
 
 

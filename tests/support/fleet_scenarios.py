@@ -11,6 +11,7 @@ from support.fleet import Fleet
 from support.fleet_faults import Fault, Saboteur
 from support.fleet_judge import judge_store, table_differences
 from support.fleet_load import Machine
+from support.fleet_ring import RingMachine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from support.fleet_faults import Recoveries
     from support.fleet_judge import Verdict
     from support.fleet_processes import Nursery
+    from support.fleet_ring import RingRows
 
 LOAD_S, LOAD_S_PER_FAULT = 60.0, 15.0
 """A load is planned that long; it ends with the last fault."""
@@ -59,12 +61,19 @@ class Sabotaged:
         verdict: On what is stored.
         differences: From the tables of one process alone, some of them.
         seconds: That the whole took.
+        ring_rows: Of the machine whose rows go through a ring; None: agents were not killed.
     """
 
     recoveries: Recoveries
     verdict: Verdict
     differences: tuple[str, ...]
     seconds: float
+    ring_rows: RingRows | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is as promised."""
+        return self.verdict.is_good and (self.ring_rows is None or self.ring_rows.is_good)
 
 
 def sabotage(
@@ -91,12 +100,21 @@ def sabotage(
     fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES, named=named)
     fleet.start_all(LOAD_S + LOAD_S_PER_FAULT * sum(faults.values()))
     time.sleep(warm_up_s)
-    saboteur = Saboteur(fleet, stage.broker, Random(stage.seed), programs)  # noqa: S311 (moments)
+    rings = None
+    if Fault.AGENT_KILLED in faults:
+        rings = RingMachine(
+            stage.nursery, stage.folder / "ringed", stage.bootstrap, f"{stage.prefix}-ringed"
+        )
+        rings.start()
+    chance = Random(stage.seed)  # noqa: S311 (moments)
+    saboteur = Saboteur(fleet, stage.broker, chance, programs, rings)
     saboteur.run(faults, stage.told)
+    ring_rows = None if rings is None else rings.end()
     fleet.end_load()
     fleet.stop_all()
     topic = fleet.read_routing()
     alone = fleet.store_alone()
     verdict = judge_store(fleet.store_file, alone, topic, fleet.log_roots(), fleet.config)
     differences = tuple(table_differences(fleet.store_file, alone)[:20])
-    return Sabotaged(saboteur.recoveries, verdict, differences, time.monotonic() - begin)
+    seconds = time.monotonic() - begin
+    return Sabotaged(saboteur.recoveries, verdict, differences, seconds, ring_rows)
