@@ -298,6 +298,7 @@ class Recorder:
                 if self._usual.record(
                     request_ids, positions, expert_ids, phase, event_time_us=event_time_us,
                     pass_id=pass_id, token_ids=token_ids if self._has_token_ids else None,
+                    now_us=self._now_us,
                 ):  # fmt: skip
                     return
             except Exception as error:  # noqa: BLE001 - inference comes first
@@ -426,9 +427,7 @@ class Recorder:
             os.close(self._node_file)
             raise
         if not self._is_sampled:
-            self._usual = UsualCalls(
-                self._ring, self._running, self._shape, self._lock, self._now_us
-            )
+            self._usual = UsualCalls(self._ring, self._running, self._shape, self._lock)
         # An engine that lets go of its recorder, or ends in peace, did not crash.
         weakref.finalize(self, self._ring.close)
 

@@ -87,7 +87,6 @@ class UsualCalls:
         running: The recorder's requests.
         shape: What the rows have in common.
         lock: Guards ring and requests.
-        now_us: The time of rows that came without one; called with the lock.
     """
 
     def __init__(
@@ -96,13 +95,11 @@ class UsualCalls:
         running: RunningRequests,
         shape: RowShape,
         lock: threading.Lock,
-        now_us: Callable[[], int],
     ) -> None:
         self._ring = ring
         self._running = running
         self._shape = shape
         self._lock = lock
-        self._now_us = now_us
         self._row_shape = (shape.layers, shape.top_k)
         self._row_ids = shape.layers * shape.top_k
         self._id_bytes = 1 if shape.experts <= SMALL_IDS else 2
@@ -125,8 +122,19 @@ class UsualCalls:
         event_time_us: object,
         pass_id: object,
         token_ids: object,
+        now_us: Callable[[], int],
     ) -> bool:
         """Record a call whose other arguments are all None.
+
+        Args:
+            names: What `Recorder.record` calls `request_ids`; the others are named alike.
+            positions: Like there.
+            expert_ids: Like there.
+            phase: Like there.
+            event_time_us: Like there.
+            pass_id: Like there.
+            token_ids: Like there.
+            now_us: The time of rows that come without one; called with the lock.
 
         Returns:
             False if the call is not usual, or the ring is busy: then nothing has happened.
@@ -157,7 +165,7 @@ class UsualCalls:
             return False
         try:
             return self._write(
-                names, lowest, highest, phase=_PHASES[phase], time_us=event_time_us,
+                names, lowest, highest, phase=_PHASES[phase], time_us=event_time_us, now_us=now_us,
                 positions=positions, expert_ids=expert_ids, pass_id=pass_id, token_ids=token_ids,
             )  # fmt: skip
         finally:
@@ -171,6 +179,7 @@ class UsualCalls:
         *,
         phase: int,
         time_us: int | None,
+        now_us: Callable[[], int],
         **columns: Any,  # noqa: ANN401 - arrays, numbers and None
     ) -> bool:
         """Write a call's rows, unless something is unusual about its requests."""
@@ -190,7 +199,7 @@ class UsualCalls:
         ring.enter()
         try:
             if time_us is None:
-                time_us = self._now_us()
+                time_us = now_us()
             at = ring.reserve(body)
             ring.buffer[at : at + len(runs)] = runs
             self._write_columns(layout, at + columns_at, rows, **columns)
