@@ -58,10 +58,12 @@ class Judge:
 
     def versions(self, group: WindowGroup) -> list[ThresholdVersion | None]:
         """The version in force when each window closed, [W]; none for windows without a time."""
-        return [
-            None if time == NO_TIME else self._book.at(group.lane, time)
-            for time in group.close_time_us.tolist()
-        ]
+        times = group.close_time_us.tolist()
+        found = {
+            time: None if time == NO_TIME else self._book.at(group.lane, time)
+            for time in set(times)
+        }
+        return [found[time] for time in times]
 
     def judge(
         self,

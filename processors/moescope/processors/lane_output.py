@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from moescope.core.batch import TimeBlocks
     from moescope.core.emission import LaneKey
-    from moescope.core.router_sums import SimilaritySums
+    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
     from moescope.processors.config import WindowConfig
     from moescope.processors.kernels.records import Records
     from moescope.processors.pane_profiles import PaneProfiles
@@ -254,6 +253,9 @@ class LaneOutput:
             if not self._config.time:
                 continue
             for scope_kind, scope_value, pane, scene_tokens in self._scopes(node, total, parts):
+                positions = lags = None
+                if scope_kind is ScopeKind.ALL:
+                    positions, lags = self._profiles.take(number, phase)
                 delta = self._pane_delta(
                     WindowKind.TIME,
                     phase,
@@ -262,10 +264,9 @@ class LaneOutput:
                     number * PANE_US,
                     pane,
                     scene_tokens,
+                    positions,
+                    lags,
                 )
-                if scope_kind is ScopeKind.ALL:
-                    positions, lags = self._profiles.take(number, phase)
-                    delta = replace(delta, positions=positions, lags=lags)
                 self._deltas.append(delta)
         steps: dict[tuple[int, int], list[tuple[int, Pane]]] = {}
         for key, pane in self._step_panes.drain():
@@ -292,6 +293,8 @@ class LaneOutput:
         start: int,
         pane: Pane,
         scene_tokens: dict[str, int],
+        positions: PositionCounts | None = None,
+        lags: LagSums | None = None,
     ) -> SharedDelta:
         return SharedDelta(
             lane=self._key,
@@ -310,6 +313,8 @@ class LaneOutput:
             request_gaps=pane.gaps,
             scene_tokens=scene_tokens,
             router=self._told_router(pane.router),
+            positions=positions,
+            lags=lags,
         )
 
     def _told_router(self, router: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -350,7 +355,9 @@ class LaneOutput:
         closed, self._closed = self._closed, []
         if not closed:
             return
-        records = np.concatenate([part.records for part in closed])
+        # Into an array of that type: numpy would compare the fields' types again for each part.
+        records = np.empty(sum(len(part.records) for part in closed), closed[0].records.dtype)
+        np.concatenate([part.records for part in closed], out=records)
         counts = np.concatenate([part.counts for part in closed])
         dropped = np.concatenate([part.dropped for part in closed])
         router = np.concatenate([part.router for part in closed])

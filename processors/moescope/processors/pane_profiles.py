@@ -85,7 +85,8 @@ class _Positions:
     def counted(self) -> PositionCounts:
         if self._waiting:
             fresh = count_indices(np.concatenate(self._waiting), self._places)
-            self._counted = add_position_counts([self._counted, fresh])
+            known = self._counted
+            self._counted = add_position_counts([known, fresh]) if len(known.index) else fresh
             self._waiting, self._size = [], 0
         return self._counted
 
@@ -102,10 +103,13 @@ def count_indices(indices: NDArray[np.int64], size: int) -> PositionCounts:
 
 def add_position_counts(parts: list[PositionCounts]) -> PositionCounts:
     """Add sparse counts up."""
-    index, place = np.unique(np.concatenate([part.index for part in parts]), return_inverse=True)
-    count = np.zeros(len(index), np.int64)
-    np.add.at(count, place.reshape(-1), np.concatenate([part.count for part in parts]))
-    return PositionCounts(index, count)
+    index = np.concatenate([part.index for part in parts])
+    # Each part is in order: a stable sort merges runs.
+    order = np.argsort(index, kind="stable")
+    index = index[order]
+    firsts = np.flatnonzero(np.concatenate([[True], index[1:] != index[:-1]])[: len(index)])
+    count = np.concatenate([part.count for part in parts]).astype(np.int64, copy=False)[order]
+    return PositionCounts(index[firsts], np.add.reduceat(count, firsts) if len(firsts) else count)
 
 
 class PaneProfiles:

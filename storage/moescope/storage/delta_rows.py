@@ -32,13 +32,14 @@ _NAMES = (
     "pane", "seen", "lost", "unknown_gap", "first_time_us", "last_time_us", "requests",
     "last_of_task",
 )  # fmt: skip
-_WIDTHS = (np.dtype("<u1"), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8"))
+_WIDTHS = tuple((np.dtype(f"<u{size}"), (1 << 8 * size) - 1) for size in (1, 2, 4, 8))
+"""Types from the narrowest, each with the largest value that it holds."""
 
 
 def encode_counts(counts: NDArray[Any]) -> bytes:
     """Counts in the narrowest width that holds them."""
-    largest = int(counts.max(initial=0))
-    width = next(width for width in _WIDTHS if largest <= np.iinfo(width).max)
+    largest = int(np.maximum.reduce(counts, axis=None, initial=0))
+    width = next(width for width, most in _WIDTHS if largest <= most)
     return counts.astype(width).tobytes()
 
 

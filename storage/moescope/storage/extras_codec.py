@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _HEAD = struct.Struct("<IB")
-_WIDTHS = (np.dtype("<i1"), np.dtype("<i2"), np.dtype("<i4"), np.dtype("<i8"))
+_WIDTHS = tuple((np.dtype(f"<i{size}"), (1 << (8 * size - 1)) - 1) for size in (1, 2, 4, 8))
+"""Types from the narrowest, each with the largest value that it holds."""
 
 
 def encode_extras(delta: SharedDelta) -> bytes | None:
@@ -82,10 +83,8 @@ def decode_extras(blob: bytes | None, lane: LaneKey) -> dict[str, Any]:
 
 
 def _packed(array: NDArray[np.int64]) -> bytes:
-    low, high = int(array.min(initial=0)), int(array.max(initial=0))
-    width = next(
-        width for width in _WIDTHS if np.iinfo(width).min <= low and high <= np.iinfo(width).max
-    )
+    low, high = (int(extreme.reduce(array, initial=0)) for extreme in (np.minimum, np.maximum))
+    width = next(width for width, most in _WIDTHS if -most <= low + 1 and high <= most)
     return _HEAD.pack(len(array), width.itemsize) + array.astype(width).tobytes()
 
 

@@ -127,7 +127,7 @@ def first_in_window(delta: SharedDelta, window_start: int) -> int:
     if not len(gaps):
         return delta.requests
     distance = (delta.pane - window_start) // _GAP_UNITS[delta.kind]
-    return int(gaps[min(distance, len(gaps) - 1) :].sum())
+    return int(np.add.reduce(gaps[min(distance, len(gaps) - 1) :]))
 
 
 def add_panes(span: WindowSpan, panes: Iterable[SharedDelta]) -> PaneSums:
