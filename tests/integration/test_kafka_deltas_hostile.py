@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import zstandard
+from kafka import TopicPartition
 from support.deltas_topic import apply_deltas, send_emissions, send_records, transactions
 from support.kafka_settings import kafka_settings, make_topics
 from support.shared_rows import SECOND, SHAPES, RowProcessor, make_records, share_finisher
 
 from moescope.console.handing_over import hand_over
 from moescope.core.clock import ManualClock, SystemClock
-from moescope.core.emission_records import EMISSION_KINDS, EmissionRecord
+from moescope.core.emission_records import EMISSION_KINDS, EmissionRecord, emission_records
 from moescope.core.errors import InternalError
+from moescope.core.kafka import open_admin
 from moescope.core.plain_codec import PlainVersionError, unpack
 from moescope.core.self_metrics import SelfMetrics
 from moescope.storage import Store
@@ -118,6 +121,55 @@ def test_a_storm_of_garbage_is_counted_and_hardly_kept(settings: Settings, store
     assert emitted_to(store) == [2]
 
 
+def test_what_is_damaged_is_counted_once_however_often_the_owner_starts(
+    settings: Settings, store: Store
+) -> None:
+    """Behind an unfinished emission, from where reading begins again: records, and emissions."""
+    begun, *rest = emissions_of(settings, 0, 3)
+    other = emissions_of(settings, 1, 3)
+    parts = emission_records(begun, "a", 1)
+    with transactions(settings, "x") as producer:
+        producer.begin_transaction()
+        send_records(settings, producer, parts[:-1])
+        send_records(settings, producer, [EmissionRecord(b"k", b"junk", [])])
+        producer.commit_transaction()
+    send_emissions(settings, "b", [other[0], unfit(other[1])])
+    apply_deltas(settings, store)
+    counted = set_aside(store)
+    assert counted[0] == [("damaged_emission", 2, 2, counted[0][0][3])]
+    assert apply_deltas(settings, store) == []
+    send_emissions(settings, "c", other[1:])
+    with transactions(settings, "x") as producer:
+        producer.begin_transaction()
+        send_records(settings, producer, parts[-1:])
+        producer.commit_transaction()
+    send_emissions(settings, "d", [unfit(rest[0])])
+    for _ in range(2):
+        apply_deltas(settings, store)
+    assert emitted_to(store) == [2, 6]
+    assert [each[:3] for each in set_aside(store)[0]] == [("damaged_emission", 3, 3)]
+
+
+def test_records_that_are_gone_were_handled_before(settings: Settings, store: Store) -> None:
+    """An emission that never ends holds the place, but what retention takes there is no loss."""
+    begun, *_ = emissions_of(settings, 0, 1)
+    with transactions(settings, "x") as producer:
+        producer.begin_transaction()
+        send_records(settings, producer, emission_records(begun, "a", 1)[:-1])
+        producer.commit_transaction()
+    send_emissions(settings, "b", emissions_of(settings, 1, 2))
+    apply_deltas(settings, store)
+    place = TopicPartition(f"{settings['kafka.topic_prefix']}.deltas", 0)
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({place: -1})
+    metrics = SelfMetrics()
+    send_emissions(settings, "c", emissions_of(settings, 1, 3)[2:])
+    assert apply_deltas(settings, store, metrics) == []
+    assert emitted_to(store) == [6]
+    assert set_aside(store) == ([], [])
+    assert metrics.value("moescope_store_gap_emissions_total") == 0
+
+
 def test_people_are_told_once_a_minute_of_how_many_more() -> None:
     """The first one at once, and none is left untold when the storm is over."""
     told: list[str] = []
@@ -131,11 +183,12 @@ def test_people_are_told_once_a_minute_of_how_many_more() -> None:
     aside.tell()
     aside.tell()
     assert told[1:] == ["9 more records of d-0 were set aside"]
-    letters, _ = aside.take()
+    letters = aside.before(10).dead_letters
+    aside.forget_before(10)
     assert [each.offset for each in letters] == [0, 1]
     assert not aside
     aside.put(10, 61_000_000, "Junk.", b"")
-    assert [each.offset for each in aside.take()[0]] == [10]
+    assert [each.offset for each in aside.before(11).dead_letters] == [10]
 
 
 def unfit(emission: Emission) -> Emission:
@@ -186,6 +239,7 @@ def test_a_record_of_no_known_version_can_be_stepped_over(settings: Settings, st
             apply_deltas(settings, store)
         assert "--reset-processors" in raised.value.next_step
     hand_over(settings, store, SystemClock())
+    assert store.handled_to() == store.read_to()
     assert apply_deltas(settings, store) == []
     send_emissions(settings, "b", emissions_of(settings, 0, 1))
     apply_deltas(settings, store)

@@ -179,13 +179,19 @@ def test_a_processor_that_is_fenced_once_joins_again(
                     lambda: double.poll(timeout_ms=100) is not None and double.assignment(),
                     PATIENCE_SECONDS,
                 )
+            # With nothing to commit, too.
+            wait_for(
+                "the fence",
+                lambda: any("joining again, 1 of" in line for line in said),
+                PATIENCE_SECONDS,
+            )
             send(settings, {0: records[20:]})
             wait_for("the rest", lambda: has_emitted(settings, len(records)), PATIENCE_SECONDS)
         finally:
             stop.set()
             thread.join()
     assert not failures
-    assert any("joining again, 1 of" in line for line in said)
+    assert len([line for line in said if "joining again" in line]) == 1
     offsets = [batch.offset for each in emissions_of(settings) for batch in each.batches]
     assert len(offsets) == len(set(offsets))
     assert has_emitted(settings, len(records))

@@ -78,7 +78,7 @@ def test_kills_pauses_and_rebalances_change_nothing(
 ) -> None:
     """Killed in a transaction, frozen past its session, joining and leaving: the same tables."""
     streams = make_streams(6, (0, 1, 2), passes=16)
-    first = fleet.start(dies_in_commit=6)
+    first = fleet.start(dies_in_commit=3)
     second, third = fleet.start(), fleet.start()
     fourth = []
     fleet.wait_for_members(1, 1, 1)

@@ -10,7 +10,7 @@ from support.shared_rows import BASE, SECOND, SHAPES, Record, RowProcessor, shar
 
 from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
 from moescope.storage import Store
-from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.errors import EmissionRefusedError, LogReplacedError
 from moescope.storage.progress import is_contained
 
 if TYPE_CHECKING:
@@ -41,6 +41,40 @@ def test_the_place_in_the_topic_is_stored_with_the_output(tmp_path: Path) -> Non
             store.apply(back)
         assert store.read_to() == {TOPIC: 9}
         store.apply(replace(back, read_to={TOPIC: 9}))
+
+
+def test_what_is_handled_may_lie_behind_where_reading_begins(tmp_path: Path) -> None:
+    """It is stored with the place, by itself too, and is the place where nothing is said."""
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        store.apply(Emission(progress=(), read_to={TOPIC: 5}))
+        assert store.handled_to() == {TOPIC: 5}
+        store.apply(Emission(progress=(), read_to={TOPIC: 6}, handled_to={TOPIC: 9}))
+        store.apply(Emission(progress=(), handled_to={TOPIC: 11}))
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        assert store.read_to() == {TOPIC: 6}
+        assert store.handled_to() == {TOPIC: 11}
+
+
+def of_log(emission: Emission, log_id: str) -> Emission:
+    """The emission, with the id of the log that it was made of."""
+    (progress,) = emission.progress
+    return replace(emission, progress=(replace(progress, log_id=log_id),))
+
+
+def test_records_of_another_log_are_refused(tmp_path: Path) -> None:
+    """Whoever does not name the log neither forgets it nor is stopped; another one is."""
+    processor = RowProcessor()
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        for number, log_id in enumerate(("", "one", "", "one")):
+            store.apply(of_log(processor.emission(records(1, number)), log_id))
+        store.apply(processor.emission(records(1, 4)))
+        assert store.load_progress()["p"].log_id == "one"
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        assert store.load_progress()["p"].log_id == "one"
+        other = of_log(processor.emission(records(1, 5)), "two")
+        with pytest.raises(LogReplacedError, match="p come from another topic"):
+            store.apply(other)
+        assert store.load_progress()["p"].emitted_to == 5
 
 
 def test_dead_letters_of_the_topic_itself_need_no_progress(tmp_path: Path) -> None:

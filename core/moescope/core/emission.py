@@ -320,6 +320,8 @@ class PartitionProgress:
         sealed: The partition was read to the end of a sealed log.
         set_aside_us: Watermarks of its nodes that are set aside because they are behind, in
             ascending order: who is missing from the windows that close meanwhile.
+        log_id: What tells the log from another of the same name that was made later; empty where
+            logs have no such thing, or nobody told.
     """
 
     partition: str
@@ -331,6 +333,7 @@ class PartitionProgress:
     step_low: int
     sealed: bool
     set_aside_us: tuple[int, ...] = ()
+    log_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +362,9 @@ class Emission:
             nobody read them, not because they are silent, and are waited for.
         read_to: Topic partition → next offset, of topics whose place is stored with the output
             and that are not partitions of routing batches.
+        handled_to: The same topics' partitions → up to where all that ended there is stored, also
+            behind `read_to`, where something begins that has not ended; what is left out here is
+            handled up to `read_to`.
         claim: What the transport needs to prove that it may still commit this; never stored.
     """
 
@@ -373,6 +379,7 @@ class Emission:
     dead_letter_counts: tuple[DeadLetterCount, ...] = ()
     unread: frozenset[str] = frozenset()
     read_to: Mapping[str, int] = field(default_factory=dict)
+    handled_to: Mapping[str, int] = field(default_factory=dict)
     claim: object = field(default=None, compare=False)
 
     @property

@@ -83,7 +83,7 @@ class _Part:
 def emission_records(emission: Emission, sender: str, number: int) -> list[EmissionRecord]:
     """The records of an emission, in the order in which they have to be sent.
 
-    Its claim, `read_to` and `unread` stay behind: they belong to whoever commits it.
+    Its claim, `read_to`, `handled_to` and `unread` stay behind: they belong to whoever commits it.
 
     Args:
         emission: What a processor commits.
@@ -98,6 +98,7 @@ def emission_records(emission: Emission, sender: str, number: int) -> list[Emiss
         progress=tuple(replace(each, state=b"") for each in emission.progress),
         unread=frozenset(),
         read_to={},
+        handled_to={},
         claim=None,
     )
     return records + _parts(EMISSION, sender, pack(light, EMISSION_KINDS), sender, number)

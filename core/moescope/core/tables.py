@@ -249,6 +249,7 @@ _OFFSETS = Table(
         Column("step_low", "BIGINT", "Lowest step that an active training node works on."),
         Column("sealed", "BOOLEAN", "Read to the end of a sealed log."),
         Column("set_aside_us", "BIGINT[]", "Watermarks of its nodes that are not waited for."),
+        Column("log_id", "VARCHAR", "Id of the topic; empty: it has none, or nobody told."),
         _COMMIT,
     ),
     key=("partition",),
@@ -261,7 +262,8 @@ _DELTA_OFFSETS = Table(
     doc="How far each partition of the deltas topic was applied, committed together with it.",
     columns=(
         Column("partition", "VARCHAR", "Partition of the topic."),
-        Column("next_offset", "BIGINT", "First record that is not applied yet."),
+        Column("next_offset", "BIGINT", "Where a restarted owner starts reading."),
+        Column("handled_to", "BIGINT", "All that ends before this record is stored."),
         _COMMIT,
     ),
     key=("partition",),

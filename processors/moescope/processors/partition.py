@@ -387,6 +387,7 @@ class Partition:
             step_low=self._nodes.step_low(),
             sealed=self.sealed,
             set_aside_us=self._nodes.set_aside_us(),
+            log_id=self.log_id,
         )
         statuses = [
             NodeStatus(
@@ -428,8 +429,6 @@ class Partition:
             "stale_rows": list(self._stale_rows.items()),
             "lanes": [],
         }
-        if self.log_id:
-            values["log_id"] = self.log_id
         arrays: dict[str, NDArray[Any]] = {}
         for index, (key, lane) in enumerate(self._lanes.items()):
             lane_values, lane_arrays = lane.state(replay_from)
@@ -440,6 +439,7 @@ class Partition:
     def _restore(self, progress: PartitionProgress) -> None:
         self._emitted_to = progress.emitted_to
         self.sealed = progress.sealed
+        self.log_id = progress.log_id
         if not progress.state:
             # Nothing to rebuild memory with; what was reached is still reached.
             self.next_offset = progress.emitted_to
@@ -447,7 +447,6 @@ class Partition:
             return
         self.next_offset = progress.replay_from
         values, arrays = unpack_state(progress.state)
-        self.log_id = values.get("log_id", "")
         self._nodes.restore(values["nodes"])
         self._sampling.restore(values["sampling"])
         self._skipped = list(values["skipped"])

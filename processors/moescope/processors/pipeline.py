@@ -249,6 +249,9 @@ class Pipeline:
     def _commit(self) -> None:
         claim = self._source.claim()
         self._forget(self._source.revoked())
+        for name, partition in self._engine.partitions.items():
+            # Nobody may have told when it was opened.
+            partition.log_id = partition.log_id or self._source.log_id(name, "")
         unfinished = self._engine.take()
         if unfinished is None:
             return

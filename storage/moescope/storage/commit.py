@@ -33,6 +33,7 @@ from moescope.storage.histogram_rows import add_histograms, merge_histograms
 from moescope.storage.late_windows import reopen_windows
 from moescope.storage.progress import (
     check_continues,
+    with_known_logs,
     write_delta_offsets,
     write_domains,
     write_progress,
@@ -99,7 +100,8 @@ class Commit:
         memory, connection, commit_id = self._memory, self._connection, self._commit_id
         check_continues(emission, memory.progress, memory.read_to)
         memory.lanes.note(connection, _lanes(emission), commit_id)
-        memory.progress |= {each.partition: each for each in emission.progress}
+        progress = with_known_logs(emission.progress, memory.progress)
+        memory.progress |= progress
         domains = sorted(
             {each.domain for each in emission.progress}
             | {delta.lane.domain for delta in emission.deltas}
@@ -121,8 +123,8 @@ class Commit:
         insert_dead_letters(connection, emission.dead_letters, commit_id)
         add_dead_letter_counts(connection, emission.dead_letter_counts, commit_id)
         replace_producers(connection, emission.nodes, commit_id)
-        write_progress(connection, emission.progress, commit_id)
-        write_delta_offsets(connection, emission.read_to, commit_id)
+        write_progress(connection, progress.values(), commit_id)
+        write_delta_offsets(connection, emission, memory.read_to, commit_id)
         memory.read_to |= emission.read_to
         self._write_domains({*domains, *duplicates}, duplicates)
         memory.commit_id = commit_id

@@ -32,5 +32,9 @@ class EmissionRefusedError(InternalError):
     """An emission does not continue what is stored: it was applied before, or one is missing."""
 
 
+class LogReplacedError(InputError):
+    """Records come from another log than those of the same partition that are stored."""
+
+
 class FencedError(InternalError):
     """Another owner took over this file."""

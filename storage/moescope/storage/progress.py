@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from moescope.core.emission import PartitionProgress
-from moescope.storage.account_rows import replace
+from moescope.storage.account_rows import replace as replace_rows
 from moescope.storage.columns import records
-from moescope.storage.errors import EmissionRefusedError
+from moescope.storage.errors import EmissionRefusedError, LogReplacedError
 from moescope.storage.shared import DomainClock
 
 if TYPE_CHECKING:
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     "partition", "domain", "emitted_to", "replay_from", "state", "watermark_us", "step_low",
-    "sealed", "set_aside_us",
+    "sealed", "set_aside_us", "log_id",
 )  # fmt: skip
 
 
 def read_progress(connection: duckdb.DuckDBPyConnection) -> dict[str, PartitionProgress]:
     """Progress of every partition as stored."""
     rows = connection.execute(f"SELECT {', '.join(_FIELDS)} FROM offsets").fetchall()  # noqa: S608
-    return {
-        partition: PartitionProgress(
-            **dict(zip(_FIELDS, (partition, *others), strict=False)), set_aside_us=tuple(set_aside)
-        )
-        for partition, *others, set_aside in rows
-    }
+    found: dict[str, PartitionProgress] = {}
+    for row in rows:
+        values = dict(zip(_FIELDS, row, strict=True))
+        values["set_aside_us"] = tuple(values["set_aside_us"])
+        found[values["partition"]] = PartitionProgress(**values)
+    return found
 
 
 def read_delta_offsets(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
@@ -40,15 +41,29 @@ def read_delta_offsets(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
     return dict(connection.execute("SELECT partition, next_offset FROM delta_offsets").fetchall())
 
 
+def read_handled_to(connection: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """Partition of the deltas topic → up to where all that ended there is stored."""
+    return dict(connection.execute("SELECT partition, handled_to FROM delta_offsets").fetchall())
+
+
 def write_delta_offsets(
-    connection: duckdb.DuckDBPyConnection, read_to: Mapping[str, int], commit_id: int
+    connection: duckdb.DuckDBPyConnection,
+    emission: Emission,
+    read_to: Mapping[str, int],
+    commit_id: int,
 ) -> None:
-    """How far the deltas topic is applied with an emission."""
+    """How far the deltas topic is applied with an emission; `read_to` is what was stored."""
+    places = {name: read_to.get(name, 0) for name in emission.handled_to} | dict(emission.read_to)
     rows = [
-        {"partition": partition, "next_offset": offset, "commit_id": commit_id}
-        for partition, offset in read_to.items()
+        {
+            "partition": partition,
+            "next_offset": offset,
+            "handled_to": emission.handled_to.get(partition, offset),
+            "commit_id": commit_id,
+        }
+        for partition, offset in places.items()
     ]
-    replace(connection, "delta_offsets", records("delta_offsets", rows), ("partition",))
+    replace_rows(connection, "delta_offsets", records("delta_offsets", rows), ("partition",))
 
 
 def write_progress(
@@ -59,7 +74,7 @@ def write_progress(
         {**{name: getattr(each, name) for name in _FIELDS}, "commit_id": commit_id}
         for each in progress
     ]
-    replace(connection, "offsets", records("offsets", rows), ("partition",))
+    replace_rows(connection, "offsets", records("offsets", rows), ("partition",))
 
 
 def read_clocks(connection: duckdb.DuckDBPyConnection) -> dict[str, DomainClock]:
@@ -95,7 +110,39 @@ def write_domains(
         }
         for domain, clock in clocks.items()
     ]
-    replace(connection, "domains", records("domains", rows), ("domain",))
+    replace_rows(connection, "domains", records("domains", rows), ("domain",))
+
+
+def with_known_logs(
+    progress: Iterable[PartitionProgress], stored: Mapping[str, PartitionProgress]
+) -> dict[str, PartitionProgress]:
+    """Progress by partition; whose log nobody told has the one that is stored."""
+    return {
+        each.partition: replace(each, log_id=stored[each.partition].log_id)
+        if not each.log_id and each.partition in stored
+        else each
+        for each in progress
+    }
+
+
+def check_logs(emission: Emission, stored: Mapping[str, PartitionProgress]) -> None:
+    """Refuse records of another log than those that are stored of the same partition.
+
+    Raises:
+        LogReplacedError: Says which, and what to do.
+    """
+    for new in emission.progress:
+        old = stored.get(new.partition)
+        if old is not None and old.log_id and new.log_id and old.log_id != new.log_id:
+            raise LogReplacedError(
+                f"The records of {new.partition} come from another topic than those that are "
+                "stored.",
+                why=f"That one had the id {old.log_id}, this one has {new.log_id}: it was made "
+                "anew, and its records would be taken for those that are stored.",
+                next_step="Use a new topic prefix (kafka.topic_prefix) everywhere: the store goes "
+                "on with it. Or stop all processors, start the store once with an empty data "
+                "directory and `moescope run store --reset-processors`, then start the processors.",
+            )
 
 
 def is_contained(emission: Emission, stored: Mapping[str, PartitionProgress]) -> bool:
@@ -132,7 +179,9 @@ def check_continues(
 
     Raises:
         EmissionRefusedError: Says which partition does not continue.
+        LogReplacedError: A partition's records are those of another log.
     """
+    check_logs(emission, stored)
     for partition, offset in emission.read_to.items():
         if offset < read_to.get(partition, offset):
             raise _refused(partition, f"it was read to {read_to[partition]} before")
@@ -144,7 +193,7 @@ def check_continues(
         offsets.setdefault(partition, []).append(offset)
     moved = {each.partition: each for each in emission.progress}
     for partition in offsets:
-        if partition not in moved and partition not in emission.read_to:
+        if partition not in moved.keys() | emission.read_to.keys() | emission.handled_to.keys():
             raise _refused(partition, "it has records of a partition without progress")
     for partition, new in moved.items():
         why = _objection(stored.get(partition), new, offsets.get(partition, []))

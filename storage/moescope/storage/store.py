@@ -21,7 +21,7 @@ from moescope.storage.control import insert_rows, next_number
 from moescope.storage.database import open_database
 from moescope.storage.errors import FencedError, StoreWriteError
 from moescope.storage.memory import Memory, load_memory
-from moescope.storage.progress import read_delta_offsets, read_progress
+from moescope.storage.progress import read_delta_offsets, read_handled_to, read_progress
 from moescope.storage.schema import migrate
 from moescope.storage.threshold_rows import read_book
 from moescope.storage.transaction import transaction
@@ -124,6 +124,11 @@ class Store:
         """Partition of the deltas topic → offset of the first record that is not applied."""
         with self._lock:
             return read_delta_offsets(self._open())
+
+    def handled_to(self) -> dict[str, int]:
+        """Partition of the deltas topic → up to where all that ended there is stored."""
+        with self._lock:
+            return read_handled_to(self._open())
 
     def apply(self, emission: Emission) -> None:
         """Write an emission and everything that follows from it in one transaction.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from kafka import TopicPartition
-from kafka.errors import FencedInstanceIdError, KafkaError
+from kafka.errors import FencedInstanceIdError, KafkaError, KafkaTimeoutError
 from kafka.structs import OffsetAndMetadata
 
 from moescope.core.emission_records import emission_records, state_key
@@ -118,15 +118,21 @@ class TransactionalStore:
         """
         producer = self._joined()
         try:
-            producer.begin_transaction()
-            for topic in (self._deltas, self._dlq):
-                producer.send(topic, b"", b"", [], 0).get(self._seconds)
-            place = {TopicPartition(self._routing, 0): OffsetAndMetadata(0, "", -1)}
-            producer.send_offsets_to_transaction(place, self._settings["kafka.group"])
-            producer.abort_transaction()
+            # Without the routing topic the client would ask for its offsets for ever.
+            within(self._seconds, lambda: self._touch_all(producer))
+        except TimeoutError as error:
+            raise KafkaTimeoutError(str(error)) from error
         finally:
             # Never used for more: the library may keep offsets of what was aborted.
             end_producer(producer)
+
+    def _touch_all(self, producer: Any) -> None:  # noqa: ANN401 (untyped library)
+        producer.begin_transaction()
+        for topic in (self._deltas, self._dlq):
+            producer.send(topic, b"", b"", [], 0).get(self._seconds)
+        place = {TopicPartition(self._routing, 0): OffsetAndMetadata(0, "", -1)}
+        producer.send_offsets_to_transaction(place, self._settings["kafka.group"])
+        producer.abort_transaction()
 
     def apply(self, emission: Emission) -> None:
         """Commit an emission, its partitions' states and places, and its dead letters.
@@ -152,7 +158,7 @@ class TransactionalStore:
             raise self._refused(str(error)) from error
         except FencedInstanceIdError as error:
             self._abandon()
-            self._fences.note(str(error))
+            self._fences.note(claim.member_id, str(error))
             raise self._refused(f"{type(error).__name__}: {error}") from error
         except KafkaError as error:
             explained = explain(error, "committing", self._settings)

@@ -21,7 +21,8 @@ WITHIN_SECONDS: Final = 600.0
 class Fences:
     """Decides whether a processor whose name somebody else has taken joins again.
 
-    The thread that commits and the one that reads both find out; each fence is counted once.
+    The thread that commits and the one that reads both find out, and what a member had yet to
+    commit is fenced by its own successor: each member is counted once.
 
     Args:
         instance_id: Our name.
@@ -35,16 +36,21 @@ class Fences:
         self._log = log
         self._lock = threading.Lock()
         self._times: deque[float] = deque()
+        self._fenced = ""
         self._must_rejoin = False
 
-    def note(self, why: str) -> None:
+    def note(self, member: str, why: str) -> None:
         """We are fenced: join again, unless that happened too often.
+
+        Args:
+            member: Which of our memberships; empty: one that was not given to us yet.
+            why: What the broker said.
 
         Raises:
             DuplicateProcessorError: Another processor has our name.
         """
         with self._lock:
-            if self._must_rejoin:
+            if self._must_rejoin or (member and member == self._fenced):
                 return
             now = self._clock.monotonic()
             while self._times and now - self._times[0] > WITHIN_SECONDS:
@@ -52,6 +58,7 @@ class Fences:
             if len(self._times) == ALLOWED:
                 raise duplicate_processor(self._instance_id, why, ALLOWED)
             self._times.append(now)
+            self._fenced = member
             self._must_rejoin = True
             times = len(self._times)
         self._log(

@@ -42,6 +42,8 @@ RETRY_SECONDS = 1.0
 JOIN_SECONDS = 5.0
 JOIN_POLL_MS = 500
 LOAD_AGAIN_SECONDS = 0.25
+SILENT_SECONDS = 0.5
+"""While joining, heartbeats pause for a moment, too."""
 LOAD_TIMEOUT_MS = 200
 
 
@@ -91,6 +93,8 @@ class GroupSource:
         self._membership: Any = None
         self._member = ""
         self._open_at = self._load_at = float("-inf")
+        self._silent_since: float | None = None
+        self._asked_again_as = ""
 
     def partitions(self) -> dict[str, str]:
         """Name → watermark domain of the partitions that are ours and whose place is known.
@@ -104,10 +108,14 @@ class GroupSource:
             return {}
         try:
             self._join()
+            self._require_heartbeats()
             self._reader.pump()
             self._load()
+            if not self._reader.numbers:
+                self._reader.look_for_topic()
+                self._ask_again()
         except FencedInstanceIdError as error:
-            self._fences.note(str(error))
+            self._fences.note(self._member, str(error))
             self.start_over()
         return {partition_name(self._topic, number): LIVE_DOMAIN for number in self._resumed}
 
@@ -166,7 +174,9 @@ class GroupSource:
         if self._rebalances is None or self._rebalances.has_more():
             return False
         numbers = self._reader.numbers
-        return len(self._resumed) == len(numbers) and (not numbers or self._reader.is_read())
+        if not numbers:
+            return not self._may_ask_again() and not self._consumer.assignment()
+        return len(self._resumed) == len(numbers) and self._reader.is_read()
 
     def resume(self, partition: str) -> Resumed:
         """Where the last commit left a partition."""
@@ -265,6 +275,47 @@ class GroupSource:
     def _must_join(self) -> bool:
         coordinator = getattr(self._consumer, "_coordinator", None)
         return coordinator is not None and bool(coordinator.need_rejoin())
+
+    def _may_ask_again(self) -> bool:
+        return bool(self._settings["kafka.instance_id"]) and self._asked_again_as != self._member
+
+    def _ask_again(self) -> None:
+        """Join a second time where a member with a name was given nothing at first.
+
+        It may have taken the place of the group's leader, from whom it gets the partitions as
+        they were shared out before, and whose duty to look for new ones its client does not know
+        of. Joining again makes a leader share them out anew, and costs others nothing.
+        """
+        coordinator = getattr(self._consumer, "_coordinator", None)
+        if coordinator is None or not self._may_ask_again() or self._must_join():
+            return
+        now = self._consumer.group_metadata()
+        if now.state == MemberState.STABLE and now.member_id == self._member:
+            self._asked_again_as = self._member
+            coordinator.request_rejoin()
+
+    def _require_heartbeats(self) -> None:
+        """Find out that the group has fenced us where there is nothing to commit.
+
+        The client is told so in answer to a heartbeat, sends no more of them, and keeps it to
+        itself. Once the member that fenced us is gone, commits would be refused for ever.
+
+        Raises:
+            FencedInstanceIdError: We are a member that sends no heartbeats.
+        """
+        coordinator = getattr(self._consumer, "_coordinator", None)
+        now = self._clock.monotonic()
+        if (
+            getattr(coordinator, "_heartbeat_enabled", True)
+            or self._consumer.group_metadata().state != MemberState.STABLE
+            or self._must_join()
+        ):
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= SILENT_SECONDS:
+            self._silent_since = None
+            raise FencedInstanceIdError("The group has answered a heartbeat so.")
 
     def _load(self) -> None:
         """Find out where partitions that were given to us were left."""

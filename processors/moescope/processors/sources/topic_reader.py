@@ -39,13 +39,16 @@ HUNGRY_SECONDS = 0.002
 LOOK_SECONDS = 1.0
 AWAY_LOOK_SECONDS = 3.0
 LOOK_TIMEOUT_MS = 2_000
+ABSENT_LOOKS = 2
+"""The first answer may belong to a question that was asked before the topic was named."""
 BACKLOG_US = 10_000_000
 """What is read so long after it was appended is a backlog."""
 
 _NEXT_STEP = (
-    "Use a new topic prefix (kafka.topic_prefix), or start with an empty data directory and a new "
-    "group (kafka.group); records of the new topic would be taken for those that are stored "
-    "already."
+    "Use a new topic prefix (kafka.topic_prefix) everywhere: the store goes on with it. Or give up "
+    "what is stored: stop everything, start the store once with an empty data directory, where "
+    "there are processors with `moescope run store --reset-processors`, then start the processors. "
+    "Records of the new topic would be taken for those that are stored."
 )
 
 UNREADABLE = (CorruptRecordError, UnicodeDecodeError)
@@ -94,6 +97,8 @@ class TopicReader:
         self._pumped_at = self._looked_at = float("-inf")
         self._unreadable: tuple[Any, int] | None = None
         self._topic_id = ""
+        self._told_ms = 0.0
+        self._absent_looks = 0
 
     @property
     def numbers(self) -> Collection[int]:
@@ -103,6 +108,7 @@ class TopicReader:
     def use(self, consumer: Any) -> None:  # noqa: ANN401 (untyped library)
         """Read from this consumer from now on."""
         self._consumer = consumer
+        self._absent_looks = 0
 
     def give(self, numbers: Iterable[int]) -> None:
         """Read these partitions, too, once somebody asks for them."""
@@ -244,6 +250,21 @@ class TopicReader:
         if self._topic_id and self._topic_id != str(told):
             raise made_anew(self._topic, self._topic_id, str(told))
         self._topic_id = str(told)
+
+    def look_for_topic(self) -> None:
+        """Tell whether the topic is there, where no partition is read and no end asked for."""
+        cluster = getattr(getattr(self._consumer, "_client", None), "cluster", None)
+        told_ms = getattr(cluster, "_last_successful_refresh_ms", 0.0)
+        if cluster is None or told_ms <= self._told_ms:
+            return
+        self._told_ms = told_ms
+        if cluster.partitions_for_topic(self._topic):
+            self._absent_looks = 0
+            self._watch.found()
+            return
+        self._absent_looks += 1
+        if self._absent_looks >= ABSENT_LOOKS:
+            self._watch.lost(missing_topic(self._topic))
 
     def is_read(self) -> bool:
         """Whether everything that is there now was handed out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from moescope.core.emission import Emission
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def merged(
-    emissions: Sequence[Emission], read_to: Mapping[str, int], unread: frozenset[str]
+    emissions: Sequence[Emission],
+    read_to: Mapping[str, int],
+    unread: frozenset[str],
+    handled_to: Mapping[str, int] = MappingProxyType({}),
 ) -> Emission:
     """One emission that has the effect of several, applied one after the other.
 
@@ -23,6 +27,7 @@ def merged(
         emissions: In order.
         read_to: How far the topic is read with them.
         unread: Partitions that are waited for.
+        handled_to: Up to where all that ends there is in them.
     """
     progress: dict[str, PartitionProgress] = {}
     nodes: dict[tuple[str, str, int], NodeStatus] = {}
@@ -45,4 +50,5 @@ def merged(
         ),
         unread=unread,
         read_to=read_to,
+        handled_to=handled_to,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from moescope.core.emission import Emission
 from moescope.core.emission_records import EMISSION_KINDS, EmissionAssembler
 from moescope.core.errors import DependencyUnreachableError, InternalError, MoescopeError
 from moescope.core.kafka.broker_watch import BrokerWatch
@@ -17,14 +16,20 @@ from moescope.storage.deltas.soundness import objection
 from moescope.storage.deltas.topic import DeltasGap, DeltasTopic
 from moescope.storage.deltas.unread import UnreadPartitions
 from moescope.storage.errors import EmissionRefusedError, FencedError
-from moescope.storage.progress import check_continues, is_contained
+from moescope.storage.progress import (
+    check_continues,
+    check_logs,
+    is_contained,
+    with_known_logs,
+)
 from moescope.storage.stragglers import PatientStore
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from moescope.core.clock import Clock
+    from moescope.core.emission import Emission
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.settings import Settings
     from moescope.storage.deltas.topic import DeltasRecord
@@ -97,6 +102,7 @@ class DeltasReader:
         self._topic = DeltasTopic(settings, None, self._watch)
         self._topic = DeltasTopic(settings, store.read_to().get(self._topic.name), self._watch)
         self._group = settings["kafka.group"]
+        self._handled_to = store.handled_to().get(self._topic.name, 0)
         self._assembler = EmissionAssembler()
         self._forgotten = 0
         self._pending: list[_Pending] = []
@@ -124,6 +130,7 @@ class DeltasReader:
 
         Raises:
             ProcessorsDivergedError: An emission repeats a part of what is stored.
+            LogReplacedError: The routing topic was made anew.
             DeltasRewoundError: The topic was made anew.
             PlainVersionError: A processor is newer than this store, or a record pretends it.
             DependencyUnreachableError: Nobody answers, and it is not waited for.
@@ -197,7 +204,7 @@ class DeltasReader:
             lost = self._assembler.forgotten - self._forgotten
             self._forgotten = self._assembler.forgotten
             self._metrics.add("moescope_store_gap_emissions_total", lost)
-        if emission is None:
+        if emission is None or item.offset < self._handled_to:
             return
         if (wrong := objection(emission)) is not None:
             self._set_aside(item, f"The emission that ends here contradicts itself: {wrong}.")
@@ -206,6 +213,8 @@ class DeltasReader:
 
     def _check(self, pending: _Pending) -> None:
         emission = pending.emission
+        # Before anything of another topic is taken for what was applied.
+        check_logs(emission, self._progress)
         if is_contained(emission, self._progress):
             self._metrics.add("moescope_store_refused_emissions_total")
             if not self._has_told_repeats:
@@ -219,7 +228,7 @@ class DeltasReader:
             check_continues(emission, self._progress)
         except EmissionRefusedError as error:
             raise self._diverged(error) from error
-        self._progress |= {each.partition: each for each in emission.progress}
+        self._progress |= with_known_logs(emission.progress, self._progress)
         self._pending.append(pending)
 
     def _diverged(self, error: EmissionRefusedError) -> ProcessorsDivergedError:
@@ -250,32 +259,32 @@ class DeltasReader:
         )
 
     def _set_aside(self, item: DeltasRecord, detail: str) -> None:
-        self._aside.put(item.offset, item.append_time_us, detail, item.record.value)
+        if item.offset >= self._handled_to:
+            self._aside.put(item.offset, item.append_time_us, detail, item.record.value)
 
     def _pass_gap(self, gap: DeltasGap) -> None:
-        self._aside.put_gap(gap.first, gap.end)
-        self._metrics.add("moescope_store_gap_emissions_total", gap.end - gap.first)
+        # What was handled may be gone: it was read again for what began in it alone.
+        first = max(gap.first, self._handled_to)
+        if first < gap.end:
+            self._aside.put_gap(first, gap.end)
+            self._metrics.add("moescope_store_gap_emissions_total", gap.end - first)
         # What had begun before the gap never ends.
         self._assembler, self._forgotten = EmissionAssembler(), 0
 
     def _apply(self, read_to: int) -> None:
-        begins_at = self._assembler.begins_at
-        place = {self._topic.name: read_to if begins_at is None else begins_at}
         emissions = [each.emission for each in self._pending]
         self._unread.note_progress(each for one in emissions for each in one.progress)
-        letters, counts = self._aside.take()
-        dead = Emission(progress=(), dead_letters=letters, dead_letter_counts=counts)
+        begins_at = self._assembler.begins_at
+        place = read_to if begins_at is None else begins_at
         try:
-            self._commit(merged([*emissions, dead], place, self._unread.unread()))
+            self._commit_up_to(read_to, emissions, place)
         except (EmissionRefusedError, FencedError):
             raise
         except _UNFIT:
             if not emissions:
                 raise
             applied = self._apply_singly()
-            letters, counts = self._aside.take()
-            unfit = Emission(progress=(), dead_letters=letters, dead_letter_counts=counts)
-            self._commit(merged([dead, unfit], place, self._unread.unread()))
+            self._commit_up_to(read_to, [], place)
         else:
             applied = len(emissions)
             if emissions:
@@ -288,12 +297,13 @@ class DeltasReader:
     def _apply_singly(self) -> int:
         """Apply what is good of what cannot be applied together; gives how much that is.
 
-        The place stays until all is done: what is read again meanwhile is known as applied.
+        Each with all that was set aside before it, so that a restart in between repeats nothing.
+        The place where it reads from stays until all is done.
         """
         applied = 0
         for emission, offset, append_time_us in self._pending:
             try:
-                self._commit(merged([emission], {}, self._unread.unread()))
+                self._commit_up_to(offset + 1, [emission])
             except (EmissionRefusedError, FencedError):
                 raise
             except _UNFIT as error:
@@ -316,6 +326,29 @@ class DeltasReader:
                 self._unfit_in_a_row = 0
         self._progress = self._store.load_progress()
         return applied
+
+    def _commit_up_to(
+        self, end: int, emissions: Sequence[Emission], place: int | None = None
+    ) -> None:
+        """Commit emissions, and what was set aside, of the records before an offset.
+
+        Args:
+            end: All that ends before it is handled then.
+            emissions: Those that end there and are not applied yet.
+            place: Where a restart reads from; None: where it would now.
+        """
+        handled_to = max(end, self._handled_to)
+        name = self._topic.name
+        self._commit(
+            merged(
+                [*emissions, self._aside.before(end)],
+                {} if place is None else {name: place},
+                self._unread.unread(),
+                {name: handled_to},
+            )
+        )
+        self._handled_to = handled_to
+        self._aside.forget_before(end)
 
     def _commit(self, emission: Emission) -> None:
         """Apply, again and again while the store says that it may yet work."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from moescope.core.emission import DeadLetter, DeadLetterCount
+from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,6 +15,16 @@ GAP: Final = "deltas_gap"
 DAMAGED: Final = "damaged_emission"
 TELL_SECONDS: Final = 60.0
 _MINUTE_US: Final = 60_000_000
+
+
+class _Item(NamedTuple):
+    """Something that waits to be committed."""
+
+    offset: int
+    reason: str
+    records: int
+    record_bytes: int
+    letter: DeadLetter | None
 
 
 class SetAside:
@@ -38,14 +48,13 @@ class SetAside:
         self._clock = clock
         self._log = log
         self._minute = (0, 0)
-        self._letters: list[DeadLetter] = []
-        self._counts: dict[str, list[int]] = {}
+        self._items: list[_Item] = []
         self._told_at = float("-inf")
         self._untold = 0
 
     def __bool__(self) -> bool:
         """Whether something waits to be committed."""
-        return bool(self._counts)
+        return bool(self._items)
 
     def put(self, offset: int, append_time_us: int, detail: str, payload: bytes) -> None:
         """Take a record that cannot be used."""
@@ -54,9 +63,10 @@ class SetAside:
             kept = self._minute[1]
         is_kept = kept < self._kept_per_minute
         self._minute = (minute, kept + is_kept)
-        self._count(DAMAGED, records=1, kept=is_kept, record_bytes=len(payload))
+        letter = None
         if is_kept:
-            self._keep(offset, append_time_us, DAMAGED, detail, payload)
+            letter = self._letter(offset, append_time_us, DAMAGED, detail, payload)
+        self._items.append(_Item(offset, DAMAGED, 1, len(payload), letter))
         self._untold += 1
         if self._untold == 1 and self._may_tell():
             self._told_at = self._clock.monotonic()
@@ -70,8 +80,8 @@ class SetAside:
         """
         detail = f"records {first} to {end - 1} were gone before they were read"
         self._log(f"{self._partition}: {detail}; what processors committed there is lost")
-        self._count(GAP, records=end - first, kept=1, record_bytes=0)
-        self._keep(first, self._clock.now_us(), GAP, detail, b"")
+        letter = self._letter(first, self._clock.now_us(), GAP, detail, b"")
+        self._items.append(_Item(first, GAP, end - first, 0, letter))
 
     def tell(self) -> None:
         """Say how many more there were, once a minute."""
@@ -80,40 +90,48 @@ class SetAside:
             self._told_at = self._clock.monotonic()
             self._untold = 0
 
-    def take(self) -> tuple[tuple[DeadLetter, ...], tuple[DeadLetterCount, ...]]:
-        """What came since the last call: the letters kept, and the increments per reason."""
-        counts = tuple(
-            DeadLetterCount(
-                partition=self._partition,
-                reason=reason,
-                records=records,
-                kept=kept,
-                record_bytes=record_bytes,
-            )
-            for reason, (records, kept, record_bytes) in sorted(self._counts.items())
+    def before(self, offset: int) -> Emission:
+        """What waits of the records before an offset: the letters kept, and counts per reason."""
+        counts: dict[str, list[int]] = {}
+        letters: list[DeadLetter] = []
+        for item in self._items:
+            if item.offset < offset:
+                found = counts.setdefault(item.reason, [0, 0, 0])
+                found[0] += item.records
+                found[1] += item.letter is not None
+                found[2] += item.record_bytes
+                if item.letter is not None:
+                    letters.append(item.letter)
+        return Emission(
+            progress=(),
+            dead_letters=tuple(letters),
+            dead_letter_counts=tuple(
+                DeadLetterCount(
+                    partition=self._partition,
+                    reason=reason,
+                    records=records,
+                    kept=kept,
+                    record_bytes=record_bytes,
+                )
+                for reason, (records, kept, record_bytes) in sorted(counts.items())
+            ),
         )
-        letters = tuple(self._letters)
-        self._letters, self._counts = [], {}
-        return letters, counts
+
+    def forget_before(self, offset: int) -> None:
+        """What lies before an offset is committed."""
+        self._items = [item for item in self._items if item.offset >= offset]
 
     def _may_tell(self) -> bool:
         return self._clock.monotonic() - self._told_at >= TELL_SECONDS
 
-    def _count(self, reason: str, *, records: int, kept: int, record_bytes: int) -> None:
-        counts = self._counts.setdefault(reason, [0, 0, 0])
-        for place, increment in enumerate((records, kept, record_bytes)):
-            counts[place] += increment
-
-    def _keep(
+    def _letter(
         self, offset: int, append_time_us: int, reason: str, detail: str, payload: bytes
-    ) -> None:
-        self._letters.append(
-            DeadLetter(
-                partition=self._partition,
-                offset=offset,
-                append_time_us=append_time_us,
-                reason=reason,
-                detail=detail,
-                payload=payload,
-            )
+    ) -> DeadLetter:
+        return DeadLetter(
+            partition=self._partition,
+            offset=offset,
+            append_time_us=append_time_us,
+            reason=reason,
+            detail=detail,
+            payload=payload,
         )
