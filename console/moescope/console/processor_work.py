@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moescope.console.compiling import compile_first
 from moescope.console.output import note
 from moescope.console.watch import Health, HealthStatus, serving
 from moescope.core.clock import SystemClock
 from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.self_metrics import SelfMetrics
 from moescope.core.thresholds import ThresholdBook
+from moescope.processors.config import WindowConfig
 from moescope.processors.control import ControlFollower
 from moescope.processors.finish import WindowFinisher
 from moescope.processors.group.joining import joined_group
@@ -42,25 +44,27 @@ def run_processor(
     metrics, clock, book = SelfMetrics(), SystemClock(), ThresholdBook()
     watch = BrokerWatch(note)
     state = _State(metrics, watch)
-    with (
-        serving(settings, metrics, "processor", status=state.health, clock=clock),
-        ControlFollower(settings, book, note, patient=not until_idle) as control,
-        joined_group(
-            settings,
-            WindowFinisher(book),
-            metrics=metrics,
-            clock=clock,
-            log=note,
-            patient=not until_idle,
-            watch=watch,
-        ) as pipeline,
-    ):
-        note(f"processor of the group {settings['kafka.group']}; stop with Ctrl-C")
-        # A window that is judged before its lines are known would never be judged again.
-        if control.wait_until_read(stop):
-            state.working_with = control
-            pipeline.run(until_idle=until_idle, stop=stop)
-        return pipeline.totals
+    with serving(settings, metrics, "processor", status=state.health, clock=clock):
+        compile_first(WindowConfig.from_settings(settings), state.prepares)
+        state.is_prepared()
+        with (
+            ControlFollower(settings, book, note, patient=not until_idle) as control,
+            joined_group(
+                settings,
+                WindowFinisher(book),
+                metrics=metrics,
+                clock=clock,
+                log=note,
+                patient=not until_idle,
+                watch=watch,
+            ) as pipeline,
+        ):
+            note(f"processor of the group {settings['kafka.group']}; stop with Ctrl-C")
+            # A window that is judged before its lines are known would never be judged again.
+            if control.wait_until_read(stop):
+                state.working_with = control
+                pipeline.run(until_idle=until_idle, stop=stop)
+            return pipeline.totals
 
 
 class _State:
@@ -69,10 +73,22 @@ class _State:
     def __init__(self, metrics: SelfMetrics, watch: BrokerWatch) -> None:
         self._metrics = metrics
         self._watch = watch
+        self._prepares = ""
         self.working_with: ControlFollower | None = None
 
+    def prepares(self, what: str) -> None:
+        """Something takes its time before work begins."""
+        self._prepares = what
+        note(what)
+
+    def is_prepared(self) -> None:
+        """That is over."""
+        self._prepares = ""
+
     def health(self) -> Health:
-        """Waiting for thresholds and brokers, else well while thresholds are followed."""
+        """Starting, waiting for thresholds and brokers, else well while thresholds are followed."""
+        if self._prepares:
+            return Health(HealthStatus.STARTING, self._prepares)
         if self.working_with is None:
             return Health(HealthStatus.WAITING, "The thresholds in force were not read yet.")
         failure = self.working_with.failure

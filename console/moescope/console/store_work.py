@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from moescope.console.compiling import compile_first
 from moescope.console.handing_over import hand_over
 from moescope.console.output import counted, note
 from moescope.console.owner import COMMAND_SECONDS, Owner
@@ -14,6 +15,7 @@ from moescope.console.watch.periodic import periodically
 from moescope.console.watch.store_figures import StoreFigures
 from moescope.core.errors import InputError, SettingsError
 from moescope.core.self_metrics import SelfMetrics
+from moescope.processors.config import WindowConfig
 from moescope.storage.errors import StoreInUseError
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class _Run:
     def work(self, *, standby: bool, reset_processors: bool, until_idle: bool) -> None:
         """Open the store, sooner or later, and own it."""
         directory = self._settings.data_directory
+        compile_first(WindowConfig.from_settings(self._settings), self._prepares)
         with ExitStack() as closing:
             owner = self._opened(closing, standby=standby)
             if owner is None:
@@ -138,6 +141,10 @@ class _Run:
                 self.metrics.set(_STANDBY, 0.0)
                 return owner
         return None
+
+    def _prepares(self, what: str) -> None:
+        self._health = Health(HealthStatus.STARTING, what)
+        note(what)
 
     def _wait(self, error: StoreInUseError) -> None:
         if self._health.status is not HealthStatus.WAITING:
