@@ -60,7 +60,9 @@ class FleetRolling:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir()
         self._settings = fleet_settings(
-            self._broker, f"fleet-{next(_numbers)}", **{"data.directory": str(self._folder)}
+            self._broker,
+            f"fleet-{next(_numbers)}",
+            **{"data.directory": str(self._folder), "store.source": "deltas"},
         )
         forget_cursors(self._log.root)
         self._ship(self._settings, self._log)

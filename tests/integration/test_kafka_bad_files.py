@@ -26,6 +26,7 @@ def test_a_bad_authority_ends_the_command_and_is_named(
         "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9",
         "MOESCOPE_KAFKA_SECURITY_PROTOCOL": "SSL",
         "MOESCOPE_KAFKA_SSL_CA_FILE": str(junk),
+        "MOESCOPE_STORE_SOURCE": "deltas",
     }
     said = moescope(
         *command, "--data", tmp_path / "data", folder=tmp_path, variables=variables, expect=2

@@ -157,6 +157,8 @@ def test_no_brokers_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_standby_never_resets_processors(tmp_path: Path) -> None:
     """Left in a unit file, that would throw their work away at each take-over."""
-    settings = kafka_settings("127.0.0.1:1", "nobody", data__directory=str(tmp_path))
+    settings = kafka_settings(
+        "127.0.0.1:1", "nobody", store__source="deltas", data__directory=str(tmp_path)
+    )
     with pytest.raises(InputError, match="cannot reset"):
         run_store(settings, threading.Event(), standby=True, reset_processors=True)

@@ -89,7 +89,12 @@ class ProcessorFleet:
     def start(self, *, dies_in_commit: int = 0, instance: str = "") -> FleetProcess:
         """Start one more; the offsets of its n-th partition commit may be its end."""
         self._started += 1
-        options = {**self._options, **SMALL_WINDOWS, "kafka.instance_id": instance}
+        options = {
+            **self._options,
+            **SMALL_WINDOWS,
+            "kafka.instance_id": instance,
+            "store.source": "deltas",
+        }
         return self._nursery.start(f"processor-{self._started}", live, options, dies_in_commit)
 
     def wait_for_members(self, *shares: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moescope.console.compiling import compile_first
+from moescope.console.fleet_shape import need_processors
 from moescope.console.output import note
 from moescope.console.watch import Health, HealthStatus, serving
 from moescope.core.clock import SystemClock
@@ -35,12 +36,14 @@ def run_processor(
             broker that does not answer is an error, not waited for.
 
     Raises:
+        SettingsError: The store is said to read routing batches itself.
         BrokerUnreachableError: Nobody answers, and it is not waited for.
         BrokerRefusedError: Who we are is not accepted.
         DuplicateProcessorError: Another processor has our name.
         LogRewoundError: The topic is not the one that was processed.
         MoescopeError: What the pipeline raised.
     """
+    need_processors(settings, "A processor")
     metrics, clock, book = SelfMetrics(), SystemClock(), ThresholdBook()
     watch = BrokerWatch(note)
     state = _State(metrics, watch)

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from moescope.console.compiling import compile_first
+from moescope.console.fleet_shape import need_processors
 from moescope.console.handing_over import hand_over
 from moescope.console.output import counted, note
 from moescope.console.owner import COMMAND_SECONDS, Owner
@@ -50,7 +51,7 @@ def run_store(
         What this process says of itself.
 
     Raises:
-        SettingsError: No brokers are named.
+        SettingsError: No brokers are named, or processors are to be reset where there are none.
         StoreInUseError: Another process owns the store, and this one is no standby.
         InputError: A standby is to reset processors.
         ProcessorsActiveError: Processors are to be reset, and one is running.
@@ -62,6 +63,8 @@ def run_store(
             next_step="Set it, for example MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; without "
             "Kafka, `moescope run all` does everything on one machine.",
         )
+    if reset_processors:
+        need_processors(settings, "--reset-processors")
     if standby and reset_processors:
         raise InputError(
             "A standby cannot reset processors.",
