@@ -28,7 +28,7 @@ from moescope.console.commands.run import app
 from moescope.console.fleet_work import FleetWork
 from moescope.console.opened_store import opened_store
 from moescope.core.clock import ManualClock, SystemClock
-from moescope.core.kafka import open_admin
+from moescope.core.kafka import open_admin, open_producer
 from moescope.core.self_metrics import SelfMetrics
 from moescope.storage import Store
 from moescope.storage.deltas import DeltasReader
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from support.broker_choice import SharedBroker
 
+    from moescope.core.emission import Emission
     from moescope.core.settings import Settings
 
 JUMP = 15 * MINUTE
@@ -117,6 +118,48 @@ def test_a_running_reader_waits_for_the_partition_behind(
                 [window],
             ).fetchall()
     assert windows == found
+
+
+def test_a_partition_that_nobody_serves_holds_no_window_back(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """Its records wait for two minutes; then the others' windows close, and people are told."""
+    routing = f"{settings['kafka.topic_prefix']}.routing"
+    healthy, stuck = RowProcessor(f"{routing}-0"), RowProcessor(f"{routing}-1")
+    window = BASE - BASE % (5 * SECOND)
+    rows = [Row(window + place, name, "t", (1, 2)) for place, name in enumerate("ab")]
+    clock, metrics, told = ManualClock(BASE), SelfMetrics(), list[str]()
+    with closing(open_producer(settings)) as producer:
+        for _ in range(2):
+            producer.send(routing, b"x", partition=1).get(timeout=PATIENCE_SECONDS)
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        reader = DeltasReader(
+            settings, store, metrics, clock, told.append, waits_for_stragglers=True
+        )
+
+        def apply(*emissions: Emission) -> tuple[int, list[int]]:
+            """Partitions that nobody serves, and rows of the first window as it is stored."""
+            clock.sleep(20.0)
+            send_emissions(settings, f"s{clock.monotonic()}", emissions)
+            reader.run(threading.Event(), until_idle=True)
+            with store.cursor() as cursor:
+                seen = cursor.execute(
+                    "SELECT seen FROM windows WHERE window_kind = 'time' AND size = 1000000"
+                    " AND layer = 0 AND scope_kind = 'all' AND start <= ?",
+                    [window],
+                ).fetchall()
+            return int(metrics.value("moescope_store_unserved_partitions")), [n for (n,) in seen]
+
+        assert apply(
+            healthy.emission([Record((), window)]), stuck.emission([Record((), window)])
+        ) == (0, [])
+        assert apply(healthy.emission([Record((rows[0],), window + JUMP)])) == (0, [])
+        assert not told
+        clock.sleep(121.0)
+        assert apply(healthy.emission([Record((), window + 2 * JUMP)])) == (1, [1])
+        assert [f"{routing}-1" in line for line in told] == [True]
+        apply(stuck.emission([Record((rows[1],), window + 2 * JUMP)]))
+        assert apply() == (0, [1])
 
 
 def test_a_topic_that_is_gone_is_named(settings: Settings, tmp_path: Path) -> None:
