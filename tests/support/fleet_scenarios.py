@@ -80,7 +80,6 @@ def sabotage(
     stage: Stage,
     faults: Mapping[Fault, int],
     *,
-    named: int = 2,
     programs: float = 0.0,
     warm_up_s: float = 1.0,
 ) -> Sabotaged:
@@ -89,7 +88,6 @@ def sabotage(
     Args:
         stage: Where.
         faults: What, and how often.
-        named: How many of the three processors keep their names over restarts.
         programs: Share of restarts with the real command.
         warm_up_s: Load before the first fault.
 
@@ -97,7 +95,7 @@ def sabotage(
         FleetError: Something did not recover or end as it should.
     """
     begin = time.monotonic()
-    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES, named=named)
+    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES)
     fleet.start_all(LOAD_S + LOAD_S_PER_FAULT * sum(faults.values()))
     time.sleep(warm_up_s)
     rings = None
