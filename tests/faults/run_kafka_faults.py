@@ -3,7 +3,8 @@
 Usage: run_kafka_faults.py [--only SCENARIO]… [--scale 0.1] [--seed N] [--keep FOLDER]
 
 Each scenario has a broker and a fleet of its own. Its table is written when it has ended as it
-should, with its full counts; what fails or is interrupted writes nothing.
+should, with its full counts; what fails or is interrupted writes nothing. The page names the commit
+that was run: with full counts nothing else may be changed, before and while it runs.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import time
 import traceback
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from support.fleet_full_run import SCENARIOS  # noqa: E402
-from support.fleet_processes import Nursery  # noqa: E402
-from support.fleet_results import Result, circumstances, write_results  # noqa: E402
-from support.fleet_scenarios import Stage  # noqa: E402
-from support.kafka_broker import KafkaBroker  # noqa: E402
-
-PAGE = ROOT / "docs/reliability.md"
+from support.fleet_full_run import SCENARIOS
+from support.fleet_processes import Nursery
+from support.fleet_results import (
+    PAGE,
+    ROOT,
+    Result,
+    changes_since,
+    circumstances,
+    present_commit,
+    write_results,
+)
+from support.fleet_scenarios import Stage
+from support.kafka_broker import KafkaBroker
 
 
 def say(text: str) -> None:
@@ -47,6 +53,15 @@ def run(name: str, folder: Path, seed: int, scale: float) -> Result:
         return SCENARIOS[name](stage, scale)
 
 
+def refusal(commit: str) -> str:
+    """Why the page is not written while the code is not that of a commit."""
+    changes = changes_since(commit)
+    return (
+        f"{PAGE} names the commit that is run, and {len(changes)} files are not as in {commit}"
+        f" ({', '.join(changes[:5])}). Commit them, or run less with --scale, which writes no page."
+    )
+
+
 def main() -> None:
     """Run scenarios, write the page, and fail if anything was not as promised."""
     parser = argparse.ArgumentParser(description="Break a fleet over Kafka in many ways.")
@@ -55,6 +70,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="folder that keeps what was written")
     arguments = parser.parse_args()
+    writes_page, commit = arguments.scale == 1, present_commit()
+    if writes_page and changes_since(commit):
+        sys.exit(refusal(commit))
     failed = []
     with tempfile.TemporaryDirectory(prefix="moescope-faults-") as temporary:
         root = arguments.keep or Path(temporary)
@@ -69,13 +87,16 @@ def main() -> None:
                 continue
             seconds = time.monotonic() - begin
             say(f"{name}: took {seconds / 60:.1f} min\n{found.details[:4_000]}")
-            text = f"{circumstances(arguments.seed, arguments.scale, seconds)}\n\n"
+            text = f"{circumstances(commit, arguments.seed, arguments.scale, seconds)}\n\n"
             text += found.table.text()
             sys.stdout.write(text + "\n\n")
             if not found.is_good:
                 failed.append(name)
-            elif arguments.scale == 1:
-                write_results(PAGE, f"kafka {name}", text)
+            elif writes_page and changes_since(commit):
+                say(f"{name}: not written, {refusal(commit)}")
+                failed.append(name)
+            elif writes_page:
+                write_results(ROOT / PAGE, f"kafka {name}", text)
     if failed:
         sys.exit(f"not as promised: {', '.join(failed)}")
 

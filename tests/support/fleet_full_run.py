@@ -25,10 +25,10 @@ FULL_DISK_S: Final = 20.0
 HOSTILE_S: Final = 300.0
 
 
-def kills(stage: Stage, scale: float, faults: Mapping[Fault, int], named: int = 2) -> Result:
+def kills(stage: Stage, scale: float, faults: Mapping[Fault, int]) -> Result:
     """Faults of some kinds, one after the other, under load."""
     scaled = {fault: max(1, round(times * scale)) for fault, times in faults.items()}
-    found = sabotage(stage, scaled, named=named, programs=PROGRAMS)
+    found = sabotage(stage, scaled, programs=PROGRAMS)
     return Result(
         kill_table(found.recoveries, found.verdict, found.ring_rows),
         found.is_good,
@@ -139,9 +139,7 @@ SCENARIOS: Final[dict[str, Callable[[Stage, float], Result]]] = {
     "agents": partial(kills, faults={Fault.AGENT_KILLED: 50}),
     "owners": partial(kills, faults={Fault.OWNER_KILLED: 50}),
     "brokers": partial(kills, faults={Fault.BROKER_KILLED: 30}),
-    "rebalances": partial(
-        kills, faults={Fault.REBALANCE: 100, Fault.PROCESSOR_PAUSED: 10}, named=0
-    ),
+    "rebalances": partial(kills, faults={Fault.REBALANCE: 100, Fault.PROCESSOR_PAUSED: 10}),
     "outage": outage,
     "disks": disks,
     "hostile": hostile,

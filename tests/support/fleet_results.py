@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("duckdb", "numpy", "numba", "kafka-python")
+PAGE = "docs/reliability.md"
 KAFKA_POM = ROOT / "scripts/kafka_libs/pom.xml"
 
 
@@ -71,11 +72,16 @@ def kill_table(recoveries: Recoveries, verdict: Verdict, rings: RingRows | None)
     return Table(heads, rows)
 
 
-def circumstances(seed: int, scale: float, seconds: float) -> str:
-    """Commit, versions and machine of a run."""
-    commit = _git("rev-parse", "--short", "HEAD")
-    # The page itself changes with the first scenario's results.
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/reliability.md"):
+def circumstances(commit: str, seed: int, scale: float, seconds: float) -> str:
+    """Commit, versions and machine of a run.
+
+    Args:
+        commit: That the code is of; marked where it is not quite.
+        seed: Of all that is left to chance.
+        scale: Share of the full counts.
+        seconds: That it took.
+    """
+    if changes_since(commit):
         commit += " with changes"
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     scaled = "" if scale == 1 else f", at {scale:g} of the full counts"
@@ -85,6 +91,21 @@ def circumstances(seed: int, scale: float, seconds: float) -> str:
         f"Apache Kafka {kafka_version()}, {os.cpu_count()} cores, {platform.system()} "
         f"{platform.machine()}."
     )
+
+
+def present_commit() -> str:
+    """The commit that is checked out, short."""
+    return _git("rev-parse", "--short", "HEAD")
+
+
+def changes_since(commit: str) -> list[str]:
+    """Files that are not as in a commit, or not in it; what Git ignores does not count.
+
+    The page of the results is left out: it changes with the first scenario's.
+    """
+    changed = _git("diff", "--name-only", commit, "--", ".", f":!{PAGE}").splitlines()
+    new = _git("ls-files", "--others", "--exclude-standard", "--", ".", f":!{PAGE}").splitlines()
+    return sorted({*changed, *new})
 
 
 def kafka_version() -> str:
