@@ -1,6 +1,6 @@
 """Break a fleet over Kafka in many ways, and write what came of it into docs/reliability.md.
 
-Usage: run_kafka_faults.py [--only SCENARIO]… [--scale 0.1] [--seed N] [--keep FOLDER]
+Usage: run_kafka_faults.py [--only SCENARIO]… [--scale 0.1] [--pace 1] [--seed N] [--keep FOLDER]
 
 Each scenario has a broker and a fleet of its own. Its table is written when it has ended as it
 should, with its full counts; what fails or is interrupted writes nothing. The page names the commit
@@ -19,6 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from support.fleet_full_run import SCENARIOS
+from support.fleet_load import USUAL_PACE
 from support.fleet_processes import Nursery
 from support.fleet_results import (
     PAGE,
@@ -38,7 +39,7 @@ def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
-def run(name: str, folder: Path, seed: int, scale: float) -> Result:
+def run(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
     """Run one scenario with a broker of its own."""
     with KafkaBroker(folder / "kafka") as broker, Nursery(folder / "logs") as nursery:
         stage = Stage(
@@ -47,10 +48,11 @@ def run(name: str, folder: Path, seed: int, scale: float) -> Result:
             broker=broker,
             bootstrap=broker.bootstrap,
             prefix=name,
-            seed=seed,
+            seed=arguments.seed,
             told=lambda text: say(f"{name}: {text}"),
+            pace=arguments.pace,
         )
-        return SCENARIOS[name](stage, scale)
+        return SCENARIOS[name](stage, arguments.scale)
 
 
 def refusal(commit: str) -> str:
@@ -68,6 +70,12 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=sorted(SCENARIOS), default=[])
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full counts")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=USUAL_PACE,
+        help="seconds of event time that go by in a second",
+    )
     parser.add_argument("--keep", type=Path, help="folder that keeps what was written")
     arguments = parser.parse_args()
     writes_page, commit = arguments.scale == 1, present_commit()
@@ -80,7 +88,7 @@ def main() -> None:
             say(f"{name}: begins, seed {arguments.seed}")
             begin = time.monotonic()
             try:
-                found = run(name, root / name, arguments.seed, arguments.scale)
+                found = run(name, root / name, arguments)
             except Exception:  # noqa: BLE001 (the other scenarios can still run)
                 traceback.print_exc()
                 failed.append(name)

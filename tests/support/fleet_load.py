@@ -1,7 +1,7 @@
 """A paced load: streams of several machines, written into live batch logs as time goes by.
 
-Event time runs slower than the clock, so that what takes a few seconds to recover never comes
-near the ten seconds of event time after which a node or partition counts as silent: which
+By default event time runs slower than the clock, so that what takes a few seconds to recover never
+comes near the ten seconds of event time after which a node or partition counts as silent: which
 windows close without whom is then settled by the records alone.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moescope.core.clock import Clock
 
 SECOND_US = 1_000_000
-EVENT_SECONDS_PER_SECOND = 0.4
+USUAL_PACE = 0.4
 STREAM_SECONDS_PER_SECOND = 3.0
 """How quickly a stream goes by; its pauses shrink to fit."""
 SILENCE_US = 700 * SECOND_US
@@ -59,6 +59,7 @@ class Machine:
         byte_cap: Of each node's batch log.
         clock_error_us: How wrong its clock is; then its tasks are its own, too.
         rate: How much more it logs than others.
+        pace: Seconds of event time that go by in a second.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Machine:
     byte_cap: int = 256 << 20
     clock_error_us: int = 0
     rate: float = 1.0
+    pace: float = USUAL_PACE
 
 
 def events_begin(start_us: int) -> int:
@@ -90,7 +92,7 @@ def due_records(machine: Machine, start_us: int) -> list[Due]:
     )
     items = make_stream(plan)
     first = items[0].time
-    shrink = EVENT_SECONDS_PER_SECOND / speed
+    shrink = machine.pace / speed
 
     def moved(time: int) -> int:
         return start_us + round((time - first) * shrink)
@@ -100,10 +102,7 @@ def due_records(machine: Machine, start_us: int) -> list[Due]:
         [_moved(item, moved(item.time), own) for item in items],
         Cut(7, 100_000, repeat=machine.repeat),
     )
-    return [
-        Due((one.appended - start_us) / SECOND_US / EVENT_SECONDS_PER_SECOND, one)
-        for one in records
-    ]
+    return [Due((one.appended - start_us) / SECOND_US / machine.pace, one) for one in records]
 
 
 def _moved(item: Item, time: int, own: str) -> Item:

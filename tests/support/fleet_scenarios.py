@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from support.fleet import Fleet
 from support.fleet_faults import Fault, Saboteur
 from support.fleet_judge import judge_store, table_differences
-from support.fleet_load import Machine
+from support.fleet_load import USUAL_PACE, Machine
 from support.fleet_ring import RingMachine
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Stage(NamedTuple):
         prefix: Of topics and names.
         seed: Decides all that is left to chance.
         told: Gets a line now and then.
+        pace: Seconds of event time that go by in a second of a load.
     """
 
     nursery: Nursery
@@ -50,6 +51,7 @@ class Stage(NamedTuple):
     prefix: str
     seed: int
     told: Callable[[str], None]
+    pace: float = USUAL_PACE
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Sabotaged:
         recoveries: Seconds, by fault.
         verdict: On what is stored.
         differences: From the tables of one process alone, some of them.
-        seconds: That the whole took.
+        seconds: That the whole took. load_s: That the load lasted.
         ring_rows: Of the machine whose rows go through a ring; None: agents were not killed.
     """
 
@@ -68,6 +70,7 @@ class Sabotaged:
     verdict: Verdict
     differences: tuple[str, ...]
     seconds: float
+    load_s: float
     ring_rows: RingRows | None
 
     @property
@@ -95,8 +98,10 @@ def sabotage(
         FleetError: Something did not recover or end as it should.
     """
     begin = time.monotonic()
-    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, MACHINES)
+    machines = [replace(one, pace=stage.pace) for one in MACHINES]
+    fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, machines)
     fleet.start_all(LOAD_S + LOAD_S_PER_FAULT * sum(faults.values()))
+    load_begin = time.monotonic()
     time.sleep(warm_up_s)
     rings = None
     if Fault.AGENT_KILLED in faults:
@@ -108,6 +113,7 @@ def sabotage(
     saboteur = Saboteur(fleet, stage.broker, chance, programs, rings)
     saboteur.run(faults, stage.told)
     ring_rows = None if rings is None else rings.end()
+    load_s = time.monotonic() - load_begin
     fleet.end_load()
     fleet.stop_all()
     topic = fleet.read_routing()
@@ -115,4 +121,4 @@ def sabotage(
     verdict = judge_store(fleet.store_file, alone, topic, fleet.log_roots(), fleet.config)
     differences = tuple(table_differences(fleet.store_file, alone)[:20])
     seconds = time.monotonic() - begin
-    return Sabotaged(saboteur.recoveries, verdict, differences, seconds, ring_rows)
+    return Sabotaged(saboteur.recoveries, verdict, differences, seconds, load_s, ring_rows)
