@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 from kafka import TopicPartition
-from support.processor_fleet import SMALL_WINDOWS
+from support.fleet_processes import Nursery, wait_for
+from support.fleet_roles import run_command
+from support.kafka_settings import variables_of
+from support.processor_fleet import PATIENCE_S, SMALL_WINDOWS
 from support.routed_topic import make_streams, make_topics, roll_up_embedded, send, topic_settings
 from support.stored import tables
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from support.broker_choice import SharedBroker
+    from support.fleet_processes import FleetProcess
     from support.routed_topic import Streams
 
     from moescope.core.settings import Settings
@@ -89,8 +93,11 @@ def test_processors_go_on_where_the_store_is(
     with closing(open_consumer(shared, group_id=shared["kafka.group"])) as member:
         member.subscribe([f"{topic_prefix}.routing"])
         member.poll(3_000)
-        with pytest.raises(ProcessorsActiveError, match="Stop all processors"):
+        with pytest.raises(ProcessorsActiveError, match="Stop all processors") as caught:
             own(shared, reset=True)
+        # For whoever starts commands again by their exit codes.
+        assert caught.value.retriable
+        assert caught.value.exit_code == 3
     own(shared, reset=True)
     process(shared)
     own(shared)
@@ -98,3 +105,55 @@ def test_processors_go_on_where_the_store_is(
     own(alone)
     embedded = roll_up_embedded(tmp_path, alone, streams)
     assert tables(store_file(tmp_path / "fleet")) == tables(embedded)
+
+
+def test_a_store_waits_for_processors_that_are_in_the_way(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """It says which group, goes on by itself once the last is forgotten, and stays up meanwhile."""
+    folder = tmp_path / "fleet"
+    common = {"data__directory": str(folder)} | {
+        name.replace(".", "__"): value for name, value in SMALL_WINDOWS.items()
+    }
+    alone = topic_settings(kafka_broker.bootstrap, topic_prefix, **common)
+    shared = topic_settings(kafka_broker.bootstrap, topic_prefix, store__source="deltas", **common)
+    make_topics(alone)
+    send(alone, make_streams(5, (0,), passes=3))
+    own(alone)
+    # One with a name does not leave: once it is closed it looks like one that was killed.
+    member = open_consumer(
+        shared, group_id=topic_prefix, group_instance_id="p0", session_timeout_ms=6_000
+    )
+    with Nursery(tmp_path / "logs") as nursery:
+        with closing(member):
+            member.subscribe([f"{topic_prefix}.routing"])
+            member.poll(3_000)
+            owner = nursery.start("owner", run_command, ["run", "store"], _variables(shared))
+            line = f"waiting: A processor of the group {topic_prefix} still runs. Stop"
+            wait_for("a line", lambda: _told(owner, line), PATIENCE_S)
+            assert "members of the group: p0 at" in owner.last_words()
+            wait_for("its health", lambda: '"waiting"' in _health(folder), PATIENCE_S)
+        wait_for("its turn", lambda: _told(owner, "processors go on from"), PATIENCE_S)
+        wait_for("its health", lambda: '"ok"' in _health(folder), PATIENCE_S)
+        assert owner.last_words().count("still runs") == 1
+        owner.stop()
+
+
+def _variables(settings: Settings) -> dict[str, str]:
+    """Environment variables with the same settings."""
+    small = {
+        "MOESCOPE_" + name.upper().replace(".", "_"): str(value)
+        for name, value in SMALL_WINDOWS.items()
+    }
+    return variables_of(settings) | small
+
+
+def _told(process: FleetProcess, words: str) -> bool:
+    """Whether a process has said some words; it has to live."""
+    assert process.is_running, process.last_words()
+    return words in process.last_words()
+
+
+def _health(folder: Path) -> str:
+    """What the owner says of itself."""
+    return "".join(each.read_text() for each in folder.glob("health-store-*.json"))

@@ -5,17 +5,15 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from moescope.console.handing_over import hand_over, needs_hand_over
+from moescope.console.hand_over_work import HandOver
 from moescope.console.kafka.letter_publisher import (
     DeadLetterTopic,
     publishes_dead_letters,
     publishing_dead_letters,
 )
-from moescope.console.output import counted, note
+from moescope.console.output import note
 from moescope.console.stopping import beside
 from moescope.core.emission import LIVE_DOMAIN
-from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.processors.config import WindowConfig
 from moescope.processors.letter_notes import LetterNotes
 from moescope.processors.pipeline import Pipeline
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from moescope.core.self_metrics import SelfMetrics
     from moescope.processors.sources.protocol import Poll, Source
 
-AWAY_SECONDS = 1.0
-
 
 class _Troubled(Protocol):
     """Whatever waits for Kafka."""
@@ -51,11 +47,15 @@ class FleetWork:
     Args:
         parts: The open store.
         metrics: Of this process.
+        resets_processors: Let processors go on from what is stored before anything is read.
     """
 
-    def __init__(self, parts: OpenedStore, metrics: SelfMetrics) -> None:
+    def __init__(
+        self, parts: OpenedStore, metrics: SelfMetrics, *, resets_processors: bool = False
+    ) -> None:
         self._parts = parts
         self._metrics = metrics
+        self._resets_processors = resets_processors
         self._reading: _Troubled | None = None
 
     @property
@@ -88,24 +88,6 @@ class FleetWork:
         if publishes_dead_letters(self._parts.settings):
             DeadLetterTopic(self._parts.store, self._parts.settings, note).publish()
 
-    def _align(self, stop: threading.Event, *, is_patient: bool) -> None:
-        """Let processors go on from what is stored, if the store was without them so far."""
-        parts, settings = self._parts, self._parts.settings
-        self._reading = watch = BrokerWatch(note)
-        while not stop.is_set():
-            try:
-                if needs_hand_over(settings, parts.store):
-                    number = hand_over(settings, parts.store, parts.clock)
-                    note(f"processors go on from what is stored of {counted(number, 'partition')}")
-            except DependencyUnreachableError as error:
-                if not is_patient:
-                    raise
-                watch.lost(error)
-                stop.wait(AWAY_SECONDS)
-            else:
-                watch.found()
-                return
-
     def _publisher(self) -> ControlPublisher:
         parts = self._parts
         return ControlPublisher(
@@ -120,7 +102,8 @@ class FleetWork:
     def _read(self, stop: threading.Event, *, until_idle: bool = False) -> None:
         parts, settings = self._parts, self._parts.settings
         if settings["store.source"] == "deltas":
-            self._align(stop, is_patient=not until_idle)
+            self._reading = over = HandOver(parts, note, is_ordered=self._resets_processors)
+            over.perform(stop, is_patient=not until_idle)
             self._reading = reader = DeltasReader(
                 settings,
                 parts.store,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from moescope.core.emission import Emission
 from moescope.core.emission_records import HANDED_OVER, state_records
-from moescope.core.errors import InputError
+from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, explain, open_admin, open_producer, topic_name
 from moescope.core.kafka.places import partition_name, partition_number
 from moescope.processors.group.offset_note import OffsetNote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from moescope.core.clock import Clock
     from moescope.core.emission import PartitionProgress
@@ -22,10 +22,20 @@ if TYPE_CHECKING:
 
 SENDER: Final = "store"
 RETRY_SECONDS: Final = 0.5
+_Answer = TypeVar("_Answer")
+_ACTIVE: Final = frozenset(
+    {
+        "UnknownMemberIdError",
+        "NonEmptyGroupError",
+        "GroupSubscribedToTopicError",
+        "RebalanceInProgressError",
+    }
+)
+"""What a broker says of offsets whose group has members."""
 
 
-class ProcessorsActiveError(InputError):
-    """Processors run, whose offsets cannot be set meanwhile."""
+class ProcessorsActiveError(DependencyUnreachableError):
+    """Processors run, or count as running; their offsets cannot be set meanwhile."""
 
 
 def hand_over(settings: Settings, store: Store, clock: Clock) -> int:
@@ -43,7 +53,7 @@ def hand_over(settings: Settings, store: Store, clock: Clock) -> int:
         How many partitions the store knows.
 
     Raises:
-        ProcessorsActiveError: A processor runs.
+        ProcessorsActiveError: A processor runs; nothing was done.
         DependencyUnreachableError: No broker answers, or a topic is missing.
     """
     from kafka.errors import KafkaError
@@ -51,18 +61,16 @@ def hand_over(settings: Settings, store: Store, clock: Clock) -> int:
     routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
     known = _known(store, routing)
     try:
+        members = _once_the_group_is_found(lambda: _members(settings), settings, clock)
+        if members:
+            raise _active(settings, f"members of the group: {', '.join(members)}")
         states = _send_states(settings, deltas, known)
-        gives_up = clock.monotonic() + settings["kafka.connect_timeout"]
-        while True:
-            try:
-                end = _set_offsets(settings, routing, deltas, known, states)
-                break
-            except KafkaError as error:
-                # A broker that was never asked for a group needs a moment to find out who keeps it.
-                if not error.retriable or clock.monotonic() >= gives_up:
-                    raise
-                clock.sleep(RETRY_SECONDS)
+        end = _once_the_group_is_found(
+            lambda: _set_offsets(settings, routing, deltas, known, states), settings, clock
+        )
     except KafkaError as error:
+        if type(error).__name__ in _ACTIVE:
+            raise _active(settings, f"the broker says {type(error).__name__}") from error
         raise explain(
             error, f"handing over to the group {settings['kafka.group']}", settings
         ) from error
@@ -81,6 +89,48 @@ def needs_hand_over(settings: Settings, store: Store) -> bool:
     """
     routing, deltas = (topic_name(settings, each) for each in (Topic.ROUTING, Topic.DELTAS))
     return bool(_known(store, routing)) and partition_name(deltas, 0) not in store.read_to()
+
+
+def _once_the_group_is_found(
+    ask: Callable[[], _Answer], settings: Settings, clock: Clock
+) -> _Answer:
+    """An answer of a broker, which needs a moment to find out who keeps a group."""
+    from kafka.errors import KafkaError
+
+    gives_up = clock.monotonic() + settings["kafka.connect_timeout"]
+    while True:
+        try:
+            return ask()
+        except KafkaError as error:
+            if not error.retriable or clock.monotonic() >= gives_up:
+                raise
+            clock.sleep(RETRY_SECONDS)
+
+
+def _members(settings: Settings) -> list[str]:
+    """Who belongs to the group at present, for people."""
+    from kafka.errors import GroupIdNotFoundError
+
+    group = settings["kafka.group"]
+    with closing(open_admin(settings)) as admin:
+        try:
+            described = admin.describe_groups([group])[group]
+        except GroupIdNotFoundError:
+            return []
+    return sorted(
+        f"{each['group_instance_id'] or each['client_id']} at {each['client_host'].lstrip('/')}"
+        for each in described["members"]
+    )
+
+
+def _active(settings: Settings, why: str) -> ProcessorsActiveError:
+    return ProcessorsActiveError(
+        f"A processor of the group {settings['kafka.group']} still runs.",
+        why=f"Its offsets can be set only while nobody is in the group; {why}.",
+        next_step="Stop all processors. One that was killed, or that has a kafka.instance_id, "
+        f"counts as running for kafka.session_timeout ({settings['kafka.session_timeout']:g} s) "
+        "more.",
+    )
 
 
 def _known(store: Store, routing: str) -> dict[int, PartitionProgress]:
@@ -150,12 +200,7 @@ def _set_offsets(
         results = dict(admin.alter_group_offsets(group, offsets))
         if stale:
             results |= admin.delete_group_offsets(group, stale)
-    refused = sorted({each.__name__ for each in results.values() if each.__name__ != "NoError"})
-    if refused:
-        raise ProcessorsActiveError(
-            f"The offsets of the group {group} cannot be set.",
-            why=f"The broker says {', '.join(refused)}: a processor is running, or was until "
-            "its session times out.",
-            next_step="Stop all processors, wait for kafka.session_timeout, and try again.",
-        )
+    for refusal in results.values():
+        if refusal.__name__ != "NoError":
+            raise refusal
     return int(next(iter(ends.values())).offset)

@@ -110,13 +110,18 @@ class Owner:
         return "" if self._fleet is None else self._fleet.trouble
 
     def run(
-        self, *, until_idle: bool = False, stop: threading.Event | None = None
+        self,
+        *,
+        until_idle: bool = False,
+        stop: threading.Event | None = None,
+        resets_processors: bool = False,
     ) -> PipelineTotals:
         """Process records, with export, commands and jobs beside it.
 
         Args:
             until_idle: End when all is read; jobs keep to their schedule in other runs only.
             stop: Ends it when it is set.
+            resets_processors: Of a fleet: let its processors go on from what is stored first.
 
         Raises:
             MoescopeError: What the pipeline, the store or the export raised.
@@ -132,7 +137,11 @@ class Owner:
                 if not until_idle and self._settings["jobs.enabled"]:
                     beside.callback(_started_scheduler(self.parts))
                 beside.enter_context(self._commands())
-                fleet = FleetWork(self.parts, self._metrics) if self._uses_kafka else None
+                fleet = (
+                    FleetWork(self.parts, self._metrics, resets_processors=resets_processors)
+                    if self._uses_kafka
+                    else None
+                )
                 self._fleet = fleet
                 if fleet is not None and not until_idle:
                     beside.enter_context(fleet.running(stop))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from moescope.console.compiling import compile_first
 from moescope.console.fleet_shape import need_processors
-from moescope.console.handing_over import hand_over
-from moescope.console.output import counted, note
+from moescope.console.output import note
 from moescope.console.owner import COMMAND_SECONDS, Owner
 from moescope.console.warming import warm_finisher
 from moescope.console.watch import Health, HealthStatus, serving
@@ -43,9 +42,10 @@ def run_store(
         settings: Name the data directory, the brokers and everything else.
         stop: Ends it when it is set.
         standby: Wait while another process owns the store, and take over when it ends.
-        reset_processors: Before anything is read, let processors go on from what is stored.
+        reset_processors: Before deltas are read, let processors go on from what is stored, as soon
+            as none of them runs.
         until_idle: End when everything that was sent before the call is stored; then a broker
-            that does not answer is an error, not waited for.
+            that does not answer, or a processor that is in the way, is an error, not waited for.
 
     Returns:
         What this process says of itself.
@@ -54,7 +54,8 @@ def run_store(
         SettingsError: No brokers are named, or processors are to be reset where there are none.
         StoreInUseError: Another process owns the store, and this one is no standby.
         InputError: A standby is to reset processors.
-        ProcessorsActiveError: Processors are to be reset, and one is running.
+        ProcessorsActiveError: Offsets of processors are to be set, one is running, and that is
+            not waited for.
         MoescopeError: What reading, the store or the export raised.
     """
     if not settings["kafka.bootstrap_servers"]:
@@ -106,9 +107,6 @@ class _Run:
                 return
             parts = owner.parts
             source = self._settings["store.source"]
-            if reset_processors:
-                number = hand_over(self._settings, parts.store, parts.clock)
-                note(f"processors go on from what is stored of {counted(number, 'partition')}")
             closing.enter_context(
                 periodically(StoreFigures(parts.store, directory, self.metrics, parts.clock).take)
             )
@@ -118,7 +116,7 @@ class _Run:
                 f"owner {parts.store.fencing_token} of {directory}, reading {source}; stop with "
                 "Ctrl-C"
             )
-            owner.run(stop=self._stop, until_idle=until_idle)
+            owner.run(stop=self._stop, until_idle=until_idle, resets_processors=reset_processors)
 
     def _opened(self, closing: ExitStack, *, standby: bool) -> Owner | None:
         """The owner with its store open; None: told to stop while waiting for it."""

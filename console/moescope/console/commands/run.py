@@ -123,7 +123,7 @@ def store(
         bool,
         typer.Option(
             "--reset-processors",
-            help="First set the processors' offsets to what is stored; none may run.",
+            help="First set the processors' offsets to what is stored, as soon as none runs.",
         ),
     ] = False,
     until_idle: Annotated[
