@@ -81,7 +81,7 @@ class ControlPublisher:
                     has_told = True
                     self._log(
                         f"thresholds in force wait for {waited:.0f} s to be published; processors "
-                        f"judge by those they know: {error.what} {error.why}".rstrip()
+                        f"judge by those they know: {error.what} {error.why} {error.next_step}"
                     )
                 stop.wait(RETRY_SECONDS)
             else:

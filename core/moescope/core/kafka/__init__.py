@@ -8,6 +8,7 @@ from moescope.core.kafka.errors import (
     KafkaRecordTooLargeError,
     TopicMissingError,
     explain,
+    missing_topic,
 )
 from moescope.core.kafka.topics import Topic, TopicSpec, declared_topics, topic_name
 
@@ -21,6 +22,7 @@ __all__ = [
     "TopicSpec",
     "declared_topics",
     "explain",
+    "missing_topic",
     "open_admin",
     "open_consumer",
     "open_producer",

@@ -30,7 +30,8 @@ class BrokerWatch:
         self.trouble = f"{error.what} {error.next_step}".rstrip()
         if not self.is_away:
             self.is_away = True
-            self._log(f"waiting for Kafka: {error.what} {error.why}".rstrip())
+            said = (error.what, error.why, error.next_step)
+            self._log(f"waiting for Kafka: {' '.join(part for part in said if part)}")
 
     def found(self) -> None:
         """Somebody answers."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moescope.core.kafka.absent_topics import naming_absent
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
@@ -13,13 +15,20 @@ def first_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> 
 
     Raises:
         kafka.errors.KafkaTimeoutError: Of some nothing was told, as while a broker starts.
+        kafka.errors.UnknownTopicOrPartitionError: Their topic is not there.
     """
-    return _of_all(consumer.beginning_offsets, places, timeout_ms)
+    with naming_absent(consumer, _topics(places)):
+        return _of_all(consumer.beginning_offsets, places, timeout_ms)
 
 
 def end_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:  # noqa: ANN401 (untyped library)
     """Offset after the last record of each `kafka.TopicPartition`; raises as `first_offsets`."""
-    return _of_all(consumer.end_offsets, places, timeout_ms)
+    with naming_absent(consumer, _topics(places)):
+        return _of_all(consumer.end_offsets, places, timeout_ms)
+
+
+def _topics(places: Collection[Any]) -> list[str]:
+    return sorted({place.topic for place in places})
 
 
 def _of_all(

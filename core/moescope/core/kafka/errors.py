@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from moescope.core.errors import (
     DependencyUnreachableError,
@@ -73,7 +73,26 @@ _WRONG_SETTING: Final = {
 }
 """What a broker will never take, whose setting it is, and what to do about it."""
 _ERROR_NAME: Final = re.compile(r"\[Error -?\d+\] (\w+)")
+_MAKE_TOPICS: Final = "Make the topics: `moescope kafka topics-apply --yes`."
+_MISSING: Final = frozenset({"UnknownTopicOrPartitionError", "UnknownTopicIdError"})
 _TOO_LARGE: Final = frozenset({"MessageSizeTooLargeError", "RecordListTooLargeError"})
+
+
+def missing_topic(topic: str) -> TopicMissingError:
+    """The error of a topic that is not there."""
+    return TopicMissingError(
+        f"The topic {topic} does not exist.",
+        next_step=_MAKE_TOPICS,
+    )
+
+
+def absent_topic(topic: str) -> Any:  # noqa: ANN401 (untyped library)
+    """The client's error for it, of which `explain` makes one with the topic's name."""
+    from kafka.errors import UnknownTopicOrPartitionError  # noqa: PLC0415 (not before a client)
+
+    error = UnknownTopicOrPartitionError(topic)
+    error.absent_topic = topic
+    return error
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -109,12 +128,8 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
             why=why,
             next_step="Raise the limits that `moescope kafka topics-check` lists.",
         )
-    if "UnknownTopicOrPartitionError" in names or "UnknownTopicIdError" in names:
-        return TopicMissingError(
-            f"A topic is missing while {doing}.",
-            why=why,
-            next_step="Make the topics: `moescope kafka topics-apply --yes`.",
-        )
+    if names & _MISSING:
+        return _missing(error, doing, why)
     if "BrokerResponseError" in names and "RetriableError" not in names:
         return BrokerDeclinedError(
             f"The Kafka broker refused what was asked while {doing}.",
@@ -127,6 +142,13 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
         next_step=f"Check that a broker runs at {servers}, can be reached from here, and speaks "
         f"{settings['kafka.security_protocol']} there (kafka.security_protocol).",
     )
+
+
+def _missing(error: BaseException, doing: str, why: str) -> TopicMissingError:
+    topic = getattr(error, "absent_topic", "")
+    if topic:
+        return missing_topic(topic)
+    return TopicMissingError(f"A topic is missing while {doing}.", why=why, next_step=_MAKE_TOPICS)
 
 
 def _names(error: BaseException) -> set[str]:

@@ -12,6 +12,7 @@ from kafka.structs import OffsetAndMetadata
 from moescope.core.emission_records import emission_records, state_key
 from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
 from moescope.core.kafka import Topic, explain, open_producer, topic_name
+from moescope.core.kafka.absent_topics import naming_absent
 from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.ending import end_producer
 from moescope.core.kafka.places import partition_number
@@ -129,7 +130,8 @@ class TransactionalStore:
     def _touch_all(self, producer: Any) -> None:  # noqa: ANN401 (untyped library)
         producer.begin_transaction()
         for topic in (self._deltas, self._dlq):
-            producer.send(topic, b"", b"", [], 0).get(self._seconds)
+            with naming_absent(producer, [topic]):
+                producer.send(topic, b"", b"", [], 0).get(self._seconds)
         place = {TopicPartition(self._routing, 0): OffsetAndMetadata(0, "", -1)}
         producer.send_offsets_to_transaction(place, self._settings["kafka.group"])
         producer.abort_transaction()

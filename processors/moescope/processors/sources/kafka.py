@@ -9,14 +9,10 @@ from kafka.errors import KafkaError
 
 from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import Topic, explain, open_consumer, topic_name
+from moescope.core.kafka import Topic, explain, missing_topic, open_consumer, topic_name
 from moescope.core.kafka.broker_watch import BrokerWatch
 from moescope.core.kafka.places import partition_name, partition_number
-from moescope.processors.sources.topic_reader import (
-    CONSUMER_OPTIONS,
-    TopicReader,
-    missing_topic,
-)
+from moescope.processors.sources.topic_reader import CONSUMER_OPTIONS, TopicReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

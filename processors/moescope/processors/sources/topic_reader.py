@@ -17,7 +17,7 @@ from kafka.errors import (
 
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import TopicMissingError, explain
+from moescope.core.kafka import explain, missing_topic
 from moescope.core.kafka.ends import end_offsets, first_offsets
 from moescope.core.kafka.places import partition_name
 from moescope.core.kafka.record_times import append_time_us
@@ -373,14 +373,6 @@ def _source_record(record: Any) -> SourceRecord:  # noqa: ANN401 (untyped librar
     arrival_us = record.timestamp * 1_000 if has_time else NO_TIME
     time_us = append_time_us(arrival_us, record.headers) if has_time else NO_TIME
     return SourceRecord(record.offset, time_us, record.value or b"", arrival_us)
-
-
-def missing_topic(topic: str) -> TopicMissingError:
-    """The error of a topic that is not there."""
-    return TopicMissingError(
-        f"The topic {topic} does not exist.",
-        next_step="Make the topics: `moescope kafka topics-apply --yes`.",
-    )
 
 
 def rewound(place: str, why: str) -> LogRewoundError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.emission_records import EmissionRecord
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import Topic, TopicMissingError, explain, open_consumer, topic_name
+from moescope.core.kafka import Topic, explain, missing_topic, open_consumer, topic_name
 from moescope.core.kafka.ends import end_offsets, first_offsets
 from moescope.core.kafka.places import partition_name
 from moescope.storage.deltas.errors import DeltasRewoundError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 FETCHED_RECORDS: Final = 64
 POLL_MS: Final = 200
 ASK_MS: Final = 2_000
-PROBE_MS: Final = 500
 _OPTIONS: Final = {
     # A place that is gone has to be told, not silently replaced.
     "auto_offset_reset": "none",
@@ -115,14 +114,13 @@ class DeltasTopic:
         from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
 
         doing = f"asking for the ends of {self._topic} and {self._routing}"
-        places: list[Any] = []
         try:
             consumer = self._opened()
-            numbers = consumer.partitions_for_topic(self._routing) or ()
+            numbers = consumer.partitions_for_topic(self._routing)
+            self._require(numbers, self._routing)
             places = [TopicPartition(self._routing, number) for number in sorted(numbers)]
             ends = end_offsets(consumer, [self._place, *places], ASK_MS)
         except KafkaError as error:
-            self._tell_missing(places)
             raise self._explained(error, doing) from error
         self._watch.found()
         routing = {partition_name(each.topic, each.partition): ends[each] for each in places}
@@ -159,37 +157,9 @@ class DeltasTopic:
             self._next = first_offsets(consumer, [self._place], ASK_MS)[self._place]
         consumer.seek(self._place, self._next)
 
-    def _tell_missing(self, places: list[Any]) -> None:
-        """Tell a topic that is gone from a broker that is away: the library waits for both.
-
-        Raises:
-            TopicMissingError: One of the topics can be asked, and the other cannot.
-        """
-        if self._consumer is None or not places:
-            return
-        answers = {
-            self._topic: self._answers(self._place),
-            self._routing: self._answers(places[0]),
-        }
-        if any(answers.values()):
-            for name, answered in answers.items():
-                self._require(answered, name)
-
-    def _answers(self, place: Any) -> bool:  # noqa: ANN401 (untyped library)
-        from kafka.errors import KafkaError  # noqa: PLC0415 (imported when a client is opened)
-
-        try:
-            end_offsets(self._consumer, [place], PROBE_MS)
-        except KafkaError:
-            return False
-        return True
-
     def _require(self, found: object, name: str) -> None:
         if not found:
-            missing = TopicMissingError(
-                f"The topic {name} does not exist.",
-                next_step="Make the topics: `moescope kafka topics-apply --yes`.",
-            )
+            missing = missing_topic(name)
             self._watch.lost(missing)
             raise missing
 
