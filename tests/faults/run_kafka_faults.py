@@ -74,10 +74,14 @@ def main() -> None:
         "--pace",
         type=float,
         default=USUAL_PACE,
-        help="seconds of event time that go by in a second",
+        help="seconds of event time that go by in a second, at most 1",
     )
     parser.add_argument("--keep", type=Path, help="folder that keeps what was written")
     arguments = parser.parse_args()
+    if not 0 < arguments.pace <= 1:
+        parser.error(
+            "--pace is above 0 and at most 1: promises ahead of the clock are not believed"
+        )
     writes_page, commit = arguments.scale == 1, present_commit()
     if writes_page and changes_since(commit):
         sys.exit(refusal(commit))
@@ -95,8 +99,8 @@ def main() -> None:
                 continue
             seconds = time.monotonic() - begin
             say(f"{name}: took {seconds / 60:.1f} min\n{found.details[:4_000]}")
-            text = f"{circumstances(commit, arguments.seed, arguments.scale, seconds)}\n\n"
-            text += found.table.text()
+            text = circumstances(commit, arguments.seed, arguments.scale, seconds, found.load)
+            text += f"\n\n{found.table.text()}"
             sys.stdout.write(text + "\n\n")
             if not found.is_good:
                 failed.append(name)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oracles.windows_plain import EVAL, TRAIN
+from support.fleet_marks import difference_of, window_rows
 from support.fleet_topic import identities, identity_of, plain_record
 from support.stored import expected_windows, stored_windows, tables
 
@@ -34,8 +35,11 @@ class Verdict(NamedTuple):
         assignments: Over all windows of all four kinds, by the plain roll-up.
         windows: Rows of the `windows` table.
         lost, twice: Assignments of windows short of, and beyond, the plain roll-up's.
-        different: Window rows that differ from the plain roll-up's in anything.
-        same_tables: Whether every table equals that of one process alone.
+        different: Window rows that differ from the plain roll-up's in anything, and do not say
+            that somebody was missing.
+        marked: Window rows that differ from those of one process alone, and do say so.
+        late: Assignments, at most, that came too late for windows, and are counted as that.
+        unexplained: What else differs from the tables of one process alone.
     """
 
     batches: int
@@ -46,12 +50,20 @@ class Verdict(NamedTuple):
     lost: int
     twice: int
     different: int
-    same_tables: bool
+    marked: int
+    late: int
+    unexplained: int
+
+    @property
+    def same_tables(self) -> bool:
+        """Whether every table equals that of one process alone."""
+        return not (self.marked or self.unexplained)
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing is lost, counted twice or different."""
-        return self.same_tables and not (self.missing or self.lost or self.twice or self.different)
+        """Whether nothing is lost or counted twice, and nothing differs that does not say why."""
+        wrong = (self.missing, self.twice, self.different, self.unexplained)
+        return not any(wrong) and self.lost <= (self.late if self.marked else 0)
 
 
 def logged_identities(roots: Iterable[Path]) -> set[Identity]:
@@ -121,12 +133,16 @@ def judge_store(
     """
     shipped = identities(place for places in topic.values() for place in places)
     written = logged_identities(roots)
-    stored, expected = stored_windows(store), closed_windows(topic_records(topic), config)
+    records = topic_records(topic)
+    difference, told = difference_of(store, alone), window_rows(store)
+    per_row = max(one.lane.layers * one.lane.top_k for each in records.values() for one in each)
+    stored, expected = stored_windows(store), closed_windows(records, config)
     lost = twice = different = assignments = 0
     for key in stored.keys() | expected.keys():
         off = assignments_of(stored.get(key)) - assignments_of(expected.get(key))
         lost, twice = lost + max(-off, 0), twice + max(off, 0)
-        different += stored.get(key) != expected.get(key)
+        is_marked = key in told and told[key].is_marked
+        different += stored.get(key) != expected.get(key) and not is_marked
         assignments += assignments_of(expected.get(key))
     return Verdict(
         batches=len(written),
@@ -137,7 +153,9 @@ def judge_store(
         lost=lost,
         twice=twice,
         different=different,
-        same_tables=not table_differences(store, alone),
+        marked=difference.marked,
+        late=difference.late_rows * per_row,
+        unexplained=len(difference.unexplained),
     )
 
 

@@ -11,6 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from support.fleet import SETTINGS
+
+from moescope.core.settings import load_settings
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("duckdb", "numpy", "numba", "kafka-python")
+TIME_OUTS = (
+    "kafka.session_timeout", "kafka.transaction_timeout", "kafka.delivery_timeout",
+    "kafka.request_timeout", "kafka.connect_timeout",
+)  # fmt: skip
 PAGE = "docs/reliability.md"
 KAFKA_POM = ROOT / "scripts/kafka_libs/pom.xml"
 
@@ -44,11 +52,13 @@ class Result(NamedTuple):
         table: What the page shows.
         is_good: Whether everything was as promised.
         details: More, for whoever ran it.
+        load: What the fleet had to carry, in words.
     """
 
     table: Table
     is_good: bool
     details: str = ""
+    load: str = ""
 
 
 def kill_table(recoveries: Recoveries, verdict: Verdict, rings: RingRows | None) -> Table:
@@ -64,7 +74,7 @@ def kill_table(recoveries: Recoveries, verdict: Verdict, rings: RingRows | None)
         rows[number] += [""] * 8
     rows[0] += [
         verdict.batches, verdict.missing, verdict.repeated, verdict.windows, verdict.assignments,
-        verdict.lost, verdict.twice, "yes" if verdict.same_tables else "NO",
+        verdict.lost, verdict.twice, _equality(verdict),
     ]  # fmt: skip
     if rings is not None:
         heads += ("rows through a ring", "missing, told as lost", "in two batches")
@@ -72,14 +82,23 @@ def kill_table(recoveries: Recoveries, verdict: Verdict, rings: RingRows | None)
     return Table(heads, rows)
 
 
-def circumstances(commit: str, seed: int, scale: float, seconds: float) -> str:
-    """Commit, versions and machine of a run.
+def _equality(verdict: Verdict) -> str:
+    if verdict.same_tables:
+        return "yes"
+    if not verdict.is_good:
+        return "NO"
+    return f"but for {verdict.marked} marked windows; at most {verdict.late} assignments late"
+
+
+def circumstances(commit: str, seed: int, scale: float, seconds: float, load: str = "") -> str:
+    """Commit, versions, machine and load of a run.
 
     Args:
         commit: That the code is of; marked where it is not quite.
         seed: Of all that is left to chance.
         scale: Share of the full counts.
         seconds: That it took.
+        load: Of `Result`.
     """
     if changes_since(commit):
         commit += " with changes"
@@ -89,8 +108,18 @@ def circumstances(commit: str, seed: int, scale: float, seconds: float) -> str:
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, seed {seed}{scaled}, "
         f"{seconds / 60:.1f} min, Python {platform.python_version()}, {packages}, "
         f"Apache Kafka {kafka_version()}, {os.cpu_count()} cores, {platform.system()} "
-        f"{platform.machine()}."
+        f"{platform.machine()}. {load}{'; ' if load else ''}{time_outs()}."
     )
+
+
+def time_outs() -> str:
+    """Time-outs of the fleet that are not the usual ones."""
+    usual = load_settings(environment={}, options={"kafka.bootstrap_servers": "localhost:9092"})
+    found = []
+    for name in TIME_OUTS:
+        what = name.removeprefix("kafka.").removesuffix("_timeout")
+        found.append(f"{what} {SETTINGS[name]} ({usual[name]:g})")
+    return f"Time-outs in s (usual ones): {', '.join(found)}"
 
 
 def present_commit() -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from support.fleet import Fleet
 from support.fleet_faults import Fault, Saboteur
-from support.fleet_judge import judge_store, table_differences
+from support.fleet_judge import judge_store
 from support.fleet_load import USUAL_PACE, Machine
+from support.fleet_marks import difference_of
 from support.fleet_ring import RingMachine
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Sabotaged:
     Attributes:
         recoveries: Seconds, by fault.
         verdict: On what is stored.
-        differences: From the tables of one process alone, some of them.
+        differences: From the tables of one process alone that nothing explains, some of them.
         seconds: That the whole took. load_s: That the load lasted.
         ring_rows: Of the machine whose rows go through a ring; None: agents were not killed.
     """
@@ -119,6 +120,6 @@ def sabotage(
     topic = fleet.read_routing()
     alone = fleet.store_alone()
     verdict = judge_store(fleet.store_file, alone, topic, fleet.log_roots(), fleet.config)
-    differences = tuple(table_differences(fleet.store_file, alone)[:20])
+    differences = difference_of(fleet.store_file, alone).unexplained[:20]
     seconds = time.monotonic() - begin
     return Sabotaged(saboteur.recoveries, verdict, differences, seconds, load_s, ring_rows)
