@@ -20,7 +20,6 @@ from support.fleet_disk import enter_disk
 from moescope.producers import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 REQUESTS = 32
@@ -50,10 +49,17 @@ class EnginePlan:
 
 
 class Step(NamedTuple):
-    """One call of `record()`: wall-clock time at its begin, and how long it took."""
+    """One call of `record()`.
+
+    Attributes:
+        at: Wall-clock time at its begin.
+        us: How long it took.
+        cpu_us: CPU time of its thread: what it did itself, without waiting for a core.
+    """
 
     at: float
     us: float
+    cpu_us: float
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder
         ring_bytes=plan.ring_bytes,
     )
     running = [0] * REQUESTS
-    names = [_begin(recorder, slot, 0) for slot in range(REQUESTS)]
+    names = [_begin(recorder, plan, slot, 0) for slot in range(REQUESTS)]
     positions = np.array([PROMPT + slot * plan.length // REQUESTS for slot in range(REQUESTS)])
     steps: list[Step] = []
     serial = 0
@@ -113,15 +119,18 @@ def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder
         tokens = np.arange(serial, serial + REQUESTS)
         ids = table[len(steps) % TABLE]
         at = time.time()
+        cpu_begin = time.thread_time_ns()
         begin = time.perf_counter_ns()
         recorder.record(names, positions, ids, "decode", token_ids=tokens)
-        steps.append(Step(at, (time.perf_counter_ns() - begin) / 1e3))
+        end = time.perf_counter_ns()
+        cpu = time.thread_time_ns() - cpu_begin
+        steps.append(Step(at, (end - begin) / 1e3, cpu / 1e3))
         serial += REQUESTS
         positions += 1
-        for slot in np.flatnonzero(positions >= PROMPT + plan.length):
+        for slot in np.flatnonzero(positions >= PROMPT + plan.length).tolist():
             recorder.end_request(names[slot])
             running[slot] += 1
-            names[slot] = _begin(recorder, int(slot), running[slot])
+            names[slot] = _begin(recorder, plan, slot, running[slot])
             positions[slot] = PROMPT
         due += 1 / plan.steps_per_second
         time.sleep(max(0.0, due - time.monotonic()))
@@ -142,8 +151,8 @@ def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder
     half.replace(report)
 
 
-def _begin(recorder: Recorder, slot: int, number: int) -> str:
-    name = f"slot-{slot}/{number}"
+def _begin(recorder: Recorder, plan: EnginePlan, slot: int, number: int) -> str:
+    name = f"{plan.node}-{slot}/{number}"
     recorder.begin_request(name, prompt_tokens=PROMPT)
     return name
 
@@ -154,11 +163,3 @@ def ids_of_steps() -> Any:  # noqa: ANN401 (an array)
     random = np.random.default_rng(5)
     scores = random.random((TABLE, REQUESTS, LAYERS, EXPERTS))
     return np.ascontiguousarray(np.argsort(scores, axis=-1)[..., :TOP_K].astype(np.uint8))
-
-
-def percentile_us(steps: Sequence[Step], share: float) -> float:
-    """The latency that a share of steps stays below, in µs."""
-    return float(np.percentile([step.us for step in steps], 100 * share)) if steps else 0.0
-
-
-__all__ = ["EnginePlan", "EngineReport", "Step", "percentile_us", "run_engine"]

@@ -12,7 +12,7 @@ from support.fleet_disk import SmallDisk
 from support.fleet_engine import EnginePlan, EngineReport, run_engine
 from support.fleet_judge import table_differences
 from support.fleet_processes import wait_for
-from support.fleet_rows import batches_and_rows, windows_of_engine
+from support.fleet_rows import batches_and_rows, windows_of_engines
 from support.fleet_topic import end_offsets
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ def fill_disks(stage: Stage, seconds: float) -> FullDisks:
         if source.exists():
             shutil.copy(source, f"{store_file}{suffix}")
     topic, told = fleet.read_routing(), EngineReport.read(report)
-    rows = batches_and_rows(log, ENGINE.node, topic)
-    windows = windows_of_engine(store_file, topic, told)
+    rows = batches_and_rows(log, topic)
+    windows = windows_of_engines(store_file, topic, {ENGINE.node: told})
     return FullDisks(
         is_mounted=bool(node_disk.holder),
         node_s=node_s,
@@ -129,8 +129,8 @@ def fill_disks(stage: Stage, seconds: float) -> FullDisks:
         delivered_rows=rows["delivered_rows"],
         dropped=rows["dropped"],
         restarts=restarts,
-        lost=windows["lost"],
-        twice=windows["twice"],
-        unmarked=windows["unmarked"],
+        lost=windows.lost,
+        twice=windows.twice,
+        unmarked=windows.unmarked,
         differences=tuple(table_differences(store_file, fleet.store_alone())[:20]),
     )

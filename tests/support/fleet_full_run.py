@@ -9,17 +9,21 @@ from support.fleet_engine import EnginePlan
 from support.fleet_faults import Fault
 from support.fleet_full_disks import fill_disks
 from support.fleet_hostile import read_hostile
-from support.fleet_outage import LONGEST_RECORD_US, Clause, Latencies, OutagePlan, run_outage
+from support.fleet_outage import LONGEST_RECORD_US, Calls, Clause, OutagePlan, run_outage
 from support.fleet_results import Result, Table, kill_table
 from support.fleet_scenarios import Stage, sabotage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from support.fleet_holes import Holes
 
 PROGRAMS: Final = 0.05
 """Share of kills after which the real command is started, and not a warm process."""
 OUTAGE_S: Final = 600.0
-COMPARISON_S: Final = 120.0
+COMPARISON_S: Final = 160.0
+ENGINE: Final = EnginePlan(steps_per_second=50.0)
+"""Enough calls for 15 beyond the 99.9th percentile in each phase."""
 OUTAGE_LOG_BYTES: Final = 8 << 20
 FULL_DISK_S: Final = 20.0
 HOSTILE_S: Final = 300.0
@@ -33,6 +37,9 @@ def kills(stage: Stage, scale: float, faults: Mapping[Fault, int]) -> Result:
         kill_table(found.recoveries, found.verdict, found.ring_rows),
         found.is_good,
         "\n".join([str(found.verdict), str(found.ring_rows), *found.differences]),
+        f"Event time at {stage.pace:g} of real time, "
+        f"{found.verdict.batches / found.load_s:.0f} batches/s, "
+        f"{found.verdict.assignments / found.load_s:,.0f} assignments/s",
     )
 
 
@@ -44,7 +51,7 @@ def outage(stage: Stage, scale: float) -> Result:
         before=COMPARISON_S * scale,
         after=COMPARISON_S * scale,
         byte_cap=max(1 << 20, round(OUTAGE_LOG_BYTES * scale)),
-        engine=EnginePlan(),
+        engine=ENGINE,
     )
     found = run_outage(stage.nursery, stage.folder, stage.broker, stage.prefix, plan)
     table = Table(
@@ -66,18 +73,21 @@ def outage(stage: Stage, scale: float) -> Result:
             ("batches that headers tell as dropped", found.told),
             ("rows recorded, delivered, told as dropped",
              f"{found.rows}, {found.delivered_rows}, {found.told_rows}"),
-            ("batch log, most bytes of its cap", f"{found.log_bytes} of {found.byte_cap}"),
-            ("ring, bytes of its size", f"{found.ring_bytes} of {found.ring_cap}"),
+            ("batch log of a node, most bytes of its cap",
+             f"{found.log_bytes} of {found.byte_cap}"),
+            ("rings, bytes of their size", f"{found.ring_bytes} of {found.ring_cap}"),
             ("agent while the broker is frozen, share of a core", f"{found.agent_cpu:.3f}"),
-            ("agent, most resident MiB", found.agent_bytes >> 20),
+            ("agent, most memory of its own, and with mapped files, MiB",
+             f"{found.agent_bytes >> 20}, {found.agent_resident_bytes >> 20}"),
             ("seconds from the broker's start to everything delivered",
              f"{found.delivered_s:.1f}"),
-            ("window rows compared", found.windows),
-            ("assignments of them lost, counted twice", f"{found.lost}, {found.twice}"),
-            ("seconds with missing rows", found.holes),
-            ("of them, windows that claim to be whole", found.unmarked),
-            ("whole seconds that are marked: beside a loss, elsewhere",
-             f"{found.beside}, {found.blamed}"),
+            ("window rows compared", found.table.windows),
+            ("assignments of them lost, counted twice",
+             f"{found.table.lost}, {found.table.twice}"),
+            *_hole_rows(found.table.holes),
+            ("seconds of a node of which no row arrived; of them with a 1 s window of the node",
+             f"{found.table.empty}; {found.table.empty_with_row}"),
+            ("lost rows that `producers` tells of", found.table.stored_lost_rows),
         ],
     )  # fmt: skip
     is_good = not found.faults and found.record_clause is not Clause.BROKEN
@@ -85,14 +95,29 @@ def outage(stage: Stage, scale: float) -> Result:
     return Result(table, is_good, "\n".join(details))
 
 
-def _latency_rows(found: Mapping[str, Latencies]) -> list[tuple[str, str]]:
-    return [
-        (
-            f"`record()`, {name}: p50, p99, p99.9, worst, µs",
-            f"{one.p50:.0f}, {one.p99:.0f}, {one.p999:.0f}, {one.worst:.0f} ({one.calls} calls)",
-        )
-        for name, one in found.items()
-    ]
+def _latency_rows(found: Mapping[str, Calls]) -> list[tuple[str, str]]:
+    rows = []
+    for name, one in found.items():
+        for what, each in (("time", one.wall), ("CPU time", one.cpu)):
+            values = ", ".join(f"{value:.0f}" for value in each)
+            rows.append(
+                (
+                    f"`record()`, {name}, {what}: p50, p99, p99.9, worst, µs",
+                    f"{values} ({one.number} calls)",
+                )
+            )
+    return rows
+
+
+def _hole_rows(found: Sequence[Holes]) -> list[tuple[str, str]]:
+    rows = []
+    for one in found:
+        rows += [
+            (f"{one.size_s} s windows: all, with rows missing", f"{one.windows}, {one.short}"),
+            ("of these, not marked (`complete`, coverage 1)", f"{one.unmarked}"),
+            ("whole, and marked: beside a loss, elsewhere", f"{one.beside}, {one.blamed}"),
+        ]
+    return rows
 
 
 def disks(stage: Stage, scale: float) -> Result:

@@ -1,13 +1,15 @@
-"""The rows of an engine, one by one: what became of them, and which windows say so."""
+"""The rows of engines, one by one: what became of them, and which windows say so."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
 from support.fleet_engine import EXPERTS, LAYERS, REQUESTS, TABLE, ids_of_steps
+from support.fleet_holes import Holes, Seconds, holes_of, seconds_of_losses
 
 from moescope.core.batchlog import BatchLogReader, BatchLogWriter, list_partitions
 from moescope.core.wire import decode_batch
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from support.fleet_engine import EngineReport
     from support.fleet_topic import Place
 
+    from moescope.core.batch import RoutingBatch
+
 SECOND_US = 1_000_000
 CONTEXT_FLAG = 1
 LATENESS_S = 2
@@ -27,10 +31,10 @@ NOTICE_US = 500_000
 """How much later than a broker takes a batch the agent may learn of it."""
 
 
-def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]]) -> dict[str, int]:
-    """What became of an agent's batches and rows.
+def batches_and_rows(log: Path, topic: Mapping[int, Sequence[Place]]) -> dict[str, int]:
+    """What became of the batches and rows of an agent's nodes.
 
-    An agent that lives on gives the batches of its log the sequence numbers 0, 1, 2, …
+    An agent that lives on gives the batches of each log the sequence numbers 0, 1, 2, …
 
     Returns:
         `written`, `delivered`, `dropped` batches; `told`: those that headers tell as dropped;
@@ -38,34 +42,41 @@ def batches_and_rows(log: Path, node: str, topic: Mapping[int, Sequence[Place]])
         `stranded`: batches that the log still holds, and the topic does not; `burst`: most batches
         that arrived in a time in which the agent may not have learnt of them.
     """
-    (info,) = list_partitions(log)
-    assert info.name == node
-    with BatchLogReader(log, node) as reader:
-        first_kept = reader.first_offset()
-    with BatchLogWriter(log, node) as writer:
-        dropped = writer.dropped_records
-    delivered = {}
+    delivered: dict[str, dict[int, RoutingBatch]] = {}
     for place in (one for places in topic.values() for one in places):
         batch = decode_batch(place.value)
-        delivered[batch.header.sequence] = batch
-    serials = {
+        delivered.setdefault(batch.header.node, {})[batch.header.sequence] = batch
+    found: Counter[str] = Counter()
+    for info in list_partitions(log):
+        with BatchLogReader(log, info.name) as reader:
+            first_kept = reader.first_offset()
+        with BatchLogWriter(log, info.name) as writer:
+            found["dropped"] += writer.dropped_records
+        mine = delivered.pop(info.name, {})
+        found["written"] += info.end_offset
+        found["delivered"] += len(mine)
+        found["strange"] += len(mine.keys() - set(range(info.end_offset)))
+        found["stranded"] += len(set(range(first_kept, info.end_offset)) - mine.keys())
+        found["delivered_rows"] += len(_serials(mine.values()))
+        drops = [batch.header.drops for batch in mine.values()]
+        found["told"] += sum(one.log_batches for one in drops)
+        found["told_rows"] += sum(one.log_rows + one.ring_rows for one in drops)
+    assert not delivered, f"Batches of nodes without a log: {delivered.keys()}"
+    found["burst"] = largest_burst([one.arrived_us for places in topic.values() for one in places])
+    names = (
+        "written", "delivered", "dropped", "told", "delivered_rows", "told_rows", "strange",
+        "stranded", "burst",
+    )  # fmt: skip
+    return {name: found[name] for name in names}
+
+
+def _serials(batches: Any) -> set[int]:  # noqa: ANN401 (any iterable of batches)
+    return {
         int(serial)
-        for batch in delivered.values()
+        for batch in batches
         if batch.tokens is not None and batch.tokens.token_id is not None
         for serial, flags in zip(batch.tokens.token_id, batch.tokens.flags, strict=True)
         if not flags & CONTEXT_FLAG
-    }
-    drops = [batch.header.drops for batch in delivered.values()]
-    return {
-        "written": info.end_offset,
-        "delivered": len(delivered),
-        "dropped": dropped,
-        "strange": len(delivered.keys() - set(range(info.end_offset))),
-        "stranded": len(set(range(first_kept, info.end_offset)) - delivered.keys()),
-        "burst": largest_burst([one.arrived_us for places in topic.values() for one in places]),
-        "told": sum(one.log_batches for one in drops),
-        "delivered_rows": len(serials),
-        "told_rows": sum(one.log_rows + one.ring_rows for one in drops),
     }
 
 
@@ -77,17 +88,17 @@ def largest_burst(arrived_us: Sequence[int]) -> int:
 
 
 class _Rows:
-    """The rows of an engine that were delivered; what each of them routed is known by its number.
+    """The rows that were delivered; what each of them routed is known by its number.
 
     Attributes:
-        serial, time_us, position: int64 [N]. request: [N].
+        serial, time_us, position: int64 [N]. node, request: [N].
     """
 
     def __init__(self, topic: Mapping[int, Sequence[Place]]) -> None:
-        found: dict[int, tuple[int, int, str]] = {}
+        found: dict[tuple[str, int], tuple[int, int, str]] = {}
         for place in (one for places in topic.values() for one in places):
             batch = decode_batch(place.value)
-            tokens = batch.tokens
+            node, tokens = batch.header.node, batch.tokens
             if tokens is None or tokens.token_id is None or tokens.event_time_us is None:
                 continue
             columns = (tokens.token_id, tokens.event_time_us, tokens.position, tokens.request)
@@ -95,9 +106,11 @@ class _Rows:
                 tokens.flags.tolist(), *(column.tolist() for column in columns), strict=True
             ):
                 if not flags & CONTEXT_FLAG:
-                    found[serial] = (time, position, batch.requests.ids[request])
-        self.serial = np.array(sorted(found), np.int64)
-        rows = [found[serial] for serial in self.serial.tolist()]
+                    found[node, serial] = (time, position, batch.requests.ids[request])
+        keys = sorted(found)
+        rows = [found[key] for key in keys]
+        self.serial = np.array([serial for _, serial in keys], np.int64)
+        self.node = np.array([node for node, _ in keys])
         self.time_us = np.array([row[0] for row in rows], np.int64)
         self.position = np.array([row[1] for row in rows], np.int64)
         self.request = np.array([row[2] for row in rows])
@@ -110,91 +123,98 @@ class _Rows:
         flat = np.bincount((ids + layers).ravel(), minlength=LAYERS * EXPERTS)
         return flat.reshape(LAYERS, EXPERTS)
 
+    def by(self, column: NDArray[Any]) -> dict[Any, NDArray[np.int64]]:
+        """Places of the rows with each value of a column."""
+        order = np.argsort(column, kind="stable")
+        values, begins = np.unique(column[order], return_index=True)
+        return dict(zip(values.tolist(), np.split(order, begins[1:]), strict=True))
 
-def windows_of_engine(
-    store_file: Path, topic: Mapping[int, Sequence[Place]], report: EngineReport
-) -> dict[str, int]:
-    """Time and token windows against the delivered rows, and against the seconds that lack rows.
 
-    Returns:
-        `lost`, `twice`: assignments of windows short of, and beyond, those of the rows; `windows`:
-        rows of the table that were compared; `holes`: seconds of which rows are missing;
-        `unmarked`: those of them whose window claims to be whole; `beside`: windows that are marked
-        although their seconds lack nothing, where a loss is spread over them; `blamed`: elsewhere.
+@dataclass(frozen=True, kw_only=True)
+class EngineWindows:
+    """Windows of engines' rows.
+
+    Attributes:
+        windows: Rows of the table that were compared. lost, twice: Assignments of them short of,
+            and beyond, those of the rows that were delivered.
+        holes: Time windows, by size, and whether they tell of missing rows.
+        empty: Seconds of which every row of a node is missing. empty_with_row: Those of them
+            that have a row of that node in the table all the same.
+        stored_lost_rows: Rows that `producers` tells as lost.
     """
+
+    windows: int
+    lost: int
+    twice: int
+    holes: tuple[Holes, ...]
+    empty: int
+    empty_with_row: int
+    stored_lost_rows: int
+
+    @property
+    def unmarked(self) -> int:
+        """Windows of which rows are missing and that claim to be whole."""
+        return sum(each.unmarked for each in self.holes)
+
+    @property
+    def blamed(self) -> int:
+        """Windows that are marked where nobody tells of a loss."""
+        return sum(each.blamed for each in self.holes)
+
+
+def windows_of_engines(
+    store_file: Path,
+    topic: Mapping[int, Sequence[Place]],
+    reports: Mapping[str, EngineReport],
+) -> EngineWindows:
+    """Time and token windows against the delivered rows, and against those that are missing."""
     rows = _Rows(topic)
     seconds = rows.time_us // SECOND_US
-    place_of = {second: place for place, second in enumerate(np.unique(seconds).tolist())}
-    per_second = [rows.counts(seconds == second) for second in place_of]
-    by_request = {name: rows.request == name for name in np.unique(rows.request).tolist()}
+    per_second = {second: rows.counts(chosen) for second, chosen in rows.by(seconds).items()}
+    by_request = rows.by(rows.request)
     with duckdb.connect(str(store_file), read_only=True) as connection:
         stored = connection.execute(
             "SELECT window_kind, size, start, request, list(counts ORDER BY layer), "
-            "bool_and(complete AND coverage IS NOT NULL AND coverage >= 1), max(task) "
+            "bool_and(complete AND coverage IS NOT NULL AND coverage >= 1) "
             "FROM windows WHERE window_kind IN ('time', 'token') AND scope_kind = 'all' "
             "GROUP BY ALL"
         ).fetchall()
+        of_nodes = connection.execute(
+            "SELECT DISTINCT scope_value, start // 1000000 FROM windows "
+            "WHERE window_kind = 'time' AND scope_kind = 'node' AND size = 1000000"
+        ).fetchall()
         (reached,) = connection.execute("SELECT watermark_us FROM domains").fetchall()[0]
+        (told_rows,) = connection.execute("SELECT sum(lost_rows) FROM producers").fetchall()[0]
     lost = twice = 0
-    whole: dict[int, bool] = {}
+    in_time: list[tuple[int, int, bool]] = []
     nothing = np.zeros((LAYERS, EXPERTS), np.int64)
-    for kind, size, start, request, counts, is_whole, _ in stored:
+    for kind, size, start, request, counts, is_whole in stored:
         if kind == "time":
             span = range(start // SECOND_US, (start + size) // SECOND_US)
-            expected = sum((per_second[place_of[s]] for s in span if s in place_of), nothing)
-            if size == SECOND_US:
-                whole[start // SECOND_US] = is_whole
+            expected = sum((per_second.get(second, nothing) for second in span), nothing)
+            in_time.append((size, start, is_whole))
         else:
-            inside = (rows.position >= start) & (rows.position < start + size)
-            expected = rows.counts(by_request[request] & inside)
+            mine = by_request.get(request, np.zeros(0, np.int64))
+            position = rows.position[mine]
+            expected = rows.counts(mine[(position >= start) & (position < start + size)])
         off = np.array(counts, np.int64) - expected
         lost, twice = lost - int(off[off < 0].sum()), twice + int(off[off > 0].sum())
     # What is not there at all is lost, too; token windows are sampled.
+    there = {start // SECOND_US for size, start, _ in in_time if size == SECOND_US}
     lost += sum(
-        int(per_second[place].sum())
-        for second, place in place_of.items()
-        if second not in whole and (second + 1 + LATENESS_S) * SECOND_US <= reached
+        int(counts.sum())
+        for second, counts in per_second.items()
+        if second not in there and (second + 1 + LATENESS_S) * SECOND_US <= reached
     )
-    recorded = Counter(round(step.at * SECOND_US) // SECOND_US for step in report.steps)
-    delivered = Counter(seconds.tolist())
-    # A step at a border may be counted one second later than it was called.
-    holes = {
-        second
-        for second, steps in recorded.items()
-        if delivered[second] < (steps - 1) * REQUESTS and second in whole
-    }
-    marked = {
-        second
-        for second, is_whole in whole.items()
-        if not is_whole and abs(delivered[second] - recorded[second] * REQUESTS) <= REQUESTS
-    }
-    told = seconds_of_losses(topic)
-    return {
-        "windows": len(stored) * LAYERS,
-        "lost": lost,
-        "twice": twice,
-        "holes": len(holes),
-        "unmarked": sum(whole[second] for second in holes),
-        "beside": len(marked & told),
-        "blamed": len(marked - told),
-    }
-
-
-def seconds_of_losses(topic: Mapping[int, Sequence[Place]]) -> set[int]:
-    """Seconds over which losses are spread: from the watermark before one to the first row after.
-
-    Each node's first record of a batch counts, in the order of the topic.
-    """
-    last: dict[str, tuple[int, int]] = {}
-    found: set[int] = set()
-    for batch in (decode_batch(one.value) for places in topic.values() for one in places):
-        header, tokens = batch.header, batch.tokens
-        sequence, watermark = last.get(header.node, (-1, header.watermark_us))
-        if header.sequence <= sequence:
-            continue
-        if header.drops.lost_rows or header.sequence > sequence + 1:
-            times = None if tokens is None else tokens.event_time_us
-            end = header.watermark_us if times is None or not len(times) else int(times.min())
-            found |= set(range(watermark // SECOND_US, end // SECOND_US + 1))
-        last[header.node] = (header.sequence, max(watermark, header.watermark_us))
-    return found
+    delivered = Counter(zip(rows.node.tolist(), seconds.tolist(), strict=True))
+    recorded = Seconds(reports, delivered)
+    empty = recorded.empty()
+    return EngineWindows(
+        windows=len(stored) * LAYERS,
+        lost=lost,
+        twice=twice,
+        holes=holes_of(in_time, recorded, seconds_of_losses(topic)),
+        empty=len(empty),
+        empty_with_row=len(empty & set(of_nodes)),
+        stored_lost_rows=int(told_rows or 0),
+    )

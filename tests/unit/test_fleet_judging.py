@@ -6,12 +6,27 @@ import time
 from dataclasses import replace
 
 import pytest
-from support.fleet_outage import Clause, Latencies, Outage
+from support.fleet_holes import Holes
+from support.fleet_outage import Calls, Clause, Latencies, Outage
 from support.fleet_processes import FleetError, wait_for
-from support.fleet_rows import largest_burst
+from support.fleet_rows import EngineWindows, largest_burst
 
-QUICK = Latencies(calls=1_000, p50=20, p99=60, p999=99, worst=300)
-SLOW = QUICK._replace(p999=101)
+
+def _calls(p999: float) -> Calls:
+    found = Latencies(p50=20, p99=60, p999=p999, worst=300)
+    return Calls(1_000, found, found)
+
+
+QUICK, SLOW = _calls(99), _calls(101)
+TABLE = EngineWindows(
+    windows=64,
+    lost=0,
+    twice=0,
+    holes=(Holes(1, 60, 5, 0, 1, 0), Holes(5, 12, 2, 0, 0, 0)),
+    empty=3,
+    empty_with_row=0,
+    stored_lost_rows=1_280,
+)
 FINE = Outage(
     up=QUICK,
     frozen=QUICK,
@@ -33,13 +48,9 @@ FINE = Outage(
     ring_cap=100,
     agent_cpu=0.1,
     agent_bytes=1 << 26,
+    agent_resident_bytes=1 << 27,
     delivered_s=3.0,
-    windows=64,
-    lost=0,
-    twice=0,
-    holes=5,
-    unmarked=0,
-    blamed=0,
+    table=TABLE,
 )
 
 
@@ -61,9 +72,12 @@ def test_good_outage_has_no_faults() -> None:
         {"rejected_rows": 1},
         {"log_bytes": 1_001},
         {"ring_bytes": 101},
-        {"lost": 1},
-        {"twice": 1},
-        {"unmarked": 1},
+        {"table": replace(TABLE, lost=1)},
+        {"table": replace(TABLE, twice=1)},
+        {"table": replace(TABLE, holes=(*TABLE.holes, Holes(60, 2, 1, 1, 0, 0)))},
+        {"table": replace(TABLE, holes=(Holes(1, 60, 5, 0, 1, 1),))},
+        {"table": replace(TABLE, empty_with_row=1)},
+        {"table": replace(TABLE, stored_lost_rows=1_279)},
     ],
     ids=str,
 )
@@ -72,12 +86,25 @@ def test_one_number_off_is_a_fault(spoilt: dict[str, int]) -> None:
     assert len(replace(FINE, **spoilt).faults) == 1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("slow", ["frozen", "gone"])
-def test_slow_record_is_held_against_a_run_whose_machine_is_quick(slow: str) -> None:
-    """Slower without a broker than with one: the promise is broken; slow always: not decided."""
-    found = replace(FINE, **{slow: SLOW})  # type: ignore[arg-type]
-    assert found.record_clause is Clause.BROKEN
-    assert replace(found, up=SLOW).record_clause is Clause.NOT_DECIDED
+@pytest.mark.parametrize("phase", ["frozen", "gone"])
+@pytest.mark.parametrize(
+    ("with_broker", "without", "expected"),
+    [
+        (99, 100, Clause.HOLDS),
+        (500, 100, Clause.HOLDS),
+        (99, 101, Clause.BROKEN),
+        (101, 126, Clause.OVER_ANYWAY),
+        (101, 127, Clause.BROKEN),
+        (1_000, 1_251, Clause.BROKEN),
+        (1_000, 101, Clause.OVER_ANYWAY),
+    ],
+)
+def test_slow_record_never_passes_for_a_promise_that_is_met(
+    phase: str, with_broker: float, without: float, expected: Clause
+) -> None:
+    """Slower without a broker than with one is broken; over the limit with both is not met."""
+    found = replace(FINE, up=_calls(with_broker), **{phase: _calls(without)})  # type: ignore[arg-type]
+    assert found.record_clause is expected
 
 
 def test_recovery_counts_from_the_fault() -> None:
