@@ -103,9 +103,9 @@ def test_processor_says_which_partitions_it_is_given(
         config=CONFIG,
     ) as pipeline:
         pipeline.run(until_idle=True)
-    letters = [line for line in said if line.startswith("dead letters of ")]
+    letters = [line for line in said if line.startswith("dead letters, ")]
     assert len(letters) == 1
-    assert f"{topic_name(settings, Topic.ROUTING)}-1: 1 records" in letters[0]
+    assert f"malformed: 1 record ({topic_name(settings, Topic.ROUTING)}-1 1);" in letters[0]
     assert "partitions given: 0, 1, 2; 3 in all" in said
     assert metrics.value("moescope_processor_assigned_partitions") == 3
     assert metrics.value("moescope_processor_rebalances_total") >= 1

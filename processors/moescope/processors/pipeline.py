@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moescope.core.clock import SystemClock
 from moescope.core.errors import MoescopeError
@@ -35,6 +35,8 @@ LARGEST_COMMIT = 16
 IDLE_SECONDS = 0.05
 RETRY_PAUSE_SECONDS = 0.5
 WRITER_PAUSE_SECONDS = 0.005
+NOTES_SECONDS = 1.0
+"""Between two looks at what of dead letters is still to be told, without commits."""
 
 
 @dataclass(slots=True)
@@ -295,9 +297,11 @@ class Pipeline:
 
     def _write(self) -> None:
         while True:
-            unfinished: Any = self._waiting.get()
+            unfinished = self._next_to_write()
             try:
                 if unfinished is None:
+                    if self._letter_notes is not None:
+                        self._letter_notes.end()
                     return
                 # After a refusal everything that waits rests on what was refused.
                 if self._refusal is None:
@@ -312,6 +316,14 @@ class Pipeline:
                 return
             finally:
                 self._waiting.task_done()
+
+    def _next_to_write(self) -> UnfinishedEmission | None:
+        while True:
+            try:
+                return self._waiting.get(timeout=NOTES_SECONDS)
+            except queue.Empty:
+                if self._letter_notes is not None:
+                    self._letter_notes.look()
 
     def _write_one(self, unfinished: UnfinishedEmission) -> None:
         emission = unfinished.finish(self._finisher)
