@@ -63,21 +63,30 @@ def positional_agreement(
         flat = positions.reshape(-1)
         index = np.flatnonzero(flat)
         row, count = index // experts, flat[index].astype(np.int64)
-    cells = -(-(int(row.max()) + 1 if len(row) else 0) // layers) * layers
-    assignments = np.zeros(cells, np.int64)
-    squares = np.zeros(cells, np.int64)
-    np.add.at(assignments, row, count)
+    cells = -(-(int(row[-1]) + 1 if len(row) else 0) // layers) * layers
+    assignments = _sums_of_runs(row, count, cells)
     if len(row) and assignments.max() > MOST_AT_A_POSITION:
         raise InputError(
             "A position has too many assignments for exact arithmetic.",
             why=f"It has {assignments.max()}; the limit is 2^28.",
             next_step="Use shorter windows.",
         )
-    np.add.at(squares, row, count * count)
+    squares = _sums_of_runs(row, count * count, cells)
     common = (squares - assignments).reshape(-1, layers).sum(axis=0)
     pairs = (assignments * (assignments - top_k)).reshape(-1, layers).sum(axis=0)
     known = pairs > 0
     return np.where(known, top_k * common / np.where(known, pairs, 1), np.nan)
+
+
+def _sums_of_runs(
+    row: NDArray[np.int64], values: NDArray[np.int64], rows: int
+) -> NDArray[np.int64]:
+    """Sums of values by row, int64 [rows]; `row` is in ascending order."""
+    sums = np.zeros(rows, np.int64)
+    firsts = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]])[: len(row)])
+    if len(firsts):
+        sums[row[firsts]] = np.add.reduceat(values, firsts)
+    return sums
 
 
 def request_similarity(panes: Sequence[SimilaritySums]) -> NDArray[np.float64]:
