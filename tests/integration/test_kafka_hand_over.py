@@ -20,7 +20,7 @@ from moescope.console.handing_over import ProcessorsActiveError
 from moescope.console.processor_work import run_processor
 from moescope.console.store_work import run_store
 from moescope.core.kafka import open_admin, open_consumer
-from moescope.storage.deltas import ProcessorsDivergedError
+from moescope.storage.deltas import DeltasRewoundError, ProcessorsDivergedError
 from moescope.storage.places import store_file
 
 if TYPE_CHECKING:
@@ -137,6 +137,39 @@ def test_a_store_waits_for_processors_that_are_in_the_way(
         wait_for("its health", lambda: '"ok"' in _health(folder), PATIENCE_S)
         assert owner.last_words().count("still runs") == 1
         owner.stop()
+
+
+def test_processors_go_on_with_deltas_that_were_made_anew(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """What the old topic held and the store had not applied is made again; nothing counts twice."""
+    common = {"data__directory": str(tmp_path / "fleet")} | {
+        name.replace(".", "__"): value for name, value in SMALL_WINDOWS.items()
+    }
+    shared = topic_settings(kafka_broker.bootstrap, topic_prefix, store__source="deltas", **common)
+    make_topics(shared)
+    streams = make_streams(5, (0, 1), passes=9)
+    send(shared, part(streams, 0, 1))
+    process(shared)
+    own(shared)
+    send(shared, part(streams, 1, 2))
+    process(shared)
+    with closing(open_admin(shared)) as admin:
+        admin.delete_topics([f"{topic_prefix}.deltas"])
+        admin.create_topics(
+            {f"{topic_prefix}.deltas": {"num_partitions": 1}}, wait_for_metadata=True
+        )
+    with pytest.raises(DeltasRewoundError, match="fewer records") as caught:
+        own(shared)
+    assert "--reset-processors" in caught.value.next_step
+    own(shared, reset=True)
+    send(shared, part(streams, 2, 3))
+    process(shared)
+    own(shared)
+    assert deltas_left(shared, topic_prefix) == 0
+    assert tables(store_file(tmp_path / "fleet")) == tables(
+        roll_up_embedded(tmp_path, shared, streams)
+    )
 
 
 def _variables(settings: Settings) -> dict[str, str]:

@@ -55,6 +55,19 @@ def test_what_is_handled_may_lie_behind_where_reading_begins(tmp_path: Path) -> 
         assert store.handled_to() == {TOPIC: 11}
 
 
+def test_reading_may_begin_anew_where_somebody_says_so(tmp_path: Path) -> None:
+    """A topic that was made anew is read from its beginning; what is handled goes back, too."""
+    processor = RowProcessor()
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        store.apply(replace(processor.emission(records(1)), read_to={TOPIC: 9}))
+        store.apply(Emission(progress=(), read_to={"other-0": 4}, handled_to={TOPIC: 12}))
+        store.read_deltas_from(TOPIC, 2)
+        store.apply(replace(processor.emission(records(1, 1)), read_to={TOPIC: 3}))
+    with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:
+        assert store.read_to() == store.handled_to() == {TOPIC: 3, "other-0": 4}
+        assert store.load_progress()["p"].emitted_to == 2
+
+
 def of_log(emission: Emission, log_id: str) -> Emission:
     """The emission, with the id of the log that it was made of."""
     (progress,) = emission.progress

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from moescope.core.emission import Emission
 from moescope.core.emission_records import HANDED_OVER, state_records
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, explain, open_admin, open_producer, topic_name
@@ -74,11 +73,7 @@ def hand_over(settings: Settings, store: Store, clock: Clock) -> int:
         raise explain(
             error, f"handing over to the group {settings['kafka.group']}", settings
         ) from error
-    store.apply(
-        Emission(
-            progress=(), read_to={partition_name(deltas, 0): min(states.values(), default=end)}
-        )
-    )
+    store.read_deltas_from(partition_name(deltas, 0), min(states.values(), default=end))
     return len(known)
 
 

@@ -122,6 +122,8 @@ def replace(
     """Insert rows in place of those with the same key."""
     if not len(rows):
         return
+    # What `fetchone` left unread would be in the way.
+    connection.complete()
     connection.register(_INCOMING, rows.select(list(key)))
     same = " AND ".join(f"{table}.{name} = {_INCOMING}.{name}" for name in key)
     connection.execute(f"DELETE FROM {table} USING {_INCOMING} WHERE {same}")  # noqa: S608

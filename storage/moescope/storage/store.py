@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import duckdb
 
 from moescope.core.clock import SystemClock
-from moescope.core.emission import LIVE_DOMAIN
+from moescope.core.emission import LIVE_DOMAIN, Emission
 from moescope.core.errors import InternalError
 from moescope.storage.commit import Commit
 from moescope.storage.control import insert_rows, next_number
 from moescope.storage.database import open_database
 from moescope.storage.errors import FencedError, StoreWriteError
 from moescope.storage.memory import Memory, load_memory
-from moescope.storage.progress import read_delta_offsets, read_handled_to, read_progress
+from moescope.storage.progress import (
+    read_delta_offsets,
+    read_handled_to,
+    read_progress,
+    write_delta_offsets,
+)
 from moescope.storage.schema import migrate
 from moescope.storage.threshold_rows import read_book
 from moescope.storage.transaction import transaction
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from moescope.core.clock import Clock
-    from moescope.core.emission import CommitHook, Emission, Finisher, PartitionProgress
+    from moescope.core.emission import CommitHook, Finisher, PartitionProgress
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.thresholds import ThresholdBook, ThresholdVersion
     from moescope.storage.shared import WindowShapes
@@ -129,6 +134,26 @@ class Store:
         """Partition of the deltas topic → up to where all that ended there is stored."""
         with self._lock:
             return read_handled_to(self._open())
+
+    def read_deltas_from(self, partition: str, offset: int) -> None:
+        """Go on with a partition of the deltas topic at an offset, also before the stored one.
+
+        An emission cannot do that: one that goes back was applied before. Whoever calls this says
+        that what comes next was not, as in a topic that was made anew.
+
+        Raises:
+            StoreWriteError: The file could not be written; nothing was changed.
+            FencedError: Another owner took over.
+        """
+        emission = Emission(progress=(), read_to={partition: offset})
+        with self._lock:
+            self.change(
+                lambda connection, number: write_delta_offsets(connection, emission, {}, number),
+                author="",
+                action="",
+                audit=False,
+            )
+            self._forget()
 
     def apply(self, emission: Emission) -> None:
         """Write an emission and everything that follows from it in one transaction.
