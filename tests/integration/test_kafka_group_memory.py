@@ -40,13 +40,15 @@ PATIENCE_SECONDS = 60.0
 
 
 def join(
-    settings: Settings, log: Callable[[str], None] = print
+    settings: Settings,
+    log: Callable[[str], None] = print,
+    metrics: SelfMetrics | None = None,
 ) -> AbstractContextManager[Pipeline]:
     """A processor of the group."""
     return joined_group(
         settings,
         WindowFinisher(),
-        metrics=SelfMetrics(),
+        metrics=metrics or SelfMetrics(),
         clock=SystemClock(),
         log=log,
         patient=False,
@@ -54,10 +56,12 @@ def join(
     )
 
 
-def process(settings: Settings) -> None:
-    """Be the group's only processor until nothing is left."""
-    with join(settings) as pipeline:
+def process(settings: Settings) -> SelfMetrics:
+    """Be the group's only processor until nothing is left; gives what it counts."""
+    metrics = SelfMetrics()
+    with join(settings, metrics=metrics) as pipeline:
         pipeline.run(until_idle=True)
+    return metrics
 
 
 def empty_the_deltas(settings: Settings) -> None:
@@ -97,6 +101,30 @@ def test_lost_memory_is_said_once_and_the_stream_goes_on(
     ]
     offsets = [batch.offset for each in after for batch in each.batches]
     assert min(offsets) >= 30
+    assert after[-1].progress[0].emitted_to == len(records)
+
+
+def test_records_that_retention_took_from_a_group_are_one_letter(
+    kafka_broker: SharedBroker, topic_prefix: str
+) -> None:
+    """Nine records are gone that nobody had read: told, counted, and all behind them are read."""
+    settings = topic_settings(kafka_broker.bootstrap, topic_prefix)
+    make_topics(settings)
+    records = make_streams(12, (0,))[0]
+    send(settings, {0: records[:20]})
+    process(settings)
+    send(settings, {0: records[20:]})
+    with closing(open_admin(settings)) as admin:
+        admin.delete_records({TopicPartition(topic_name(settings, Topic.ROUTING), 0): 29})
+    metrics = process(settings)
+    after = [each for each in emissions_of(settings) if each.progress[0].emitted_to > 20]
+    letters = [letter for each in after for letter in each.dead_letters]
+    gaps = [(each.offset, each.detail) for each in letters if each.reason == "log_gap"]
+    assert gaps == [(20, "9 records: removed by the topic's retention")]
+    partition = f"{topic_name(settings, Topic.ROUTING)}-0"
+    assert metrics.value("moescope_processor_gap_records_total", partition=partition) == 9
+    read = {batch.offset for each in after for batch in each.batches}
+    assert min(read) >= 29
     assert after[-1].progress[0].emitted_to == len(records)
 
 
