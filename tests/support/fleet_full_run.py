@@ -11,7 +11,7 @@ from support.fleet_full_disks import fill_disks
 from support.fleet_hostile import read_hostile
 from support.fleet_outage import LONGEST_RECORD_US, Calls, Clause, OutagePlan, run_outage
 from support.fleet_results import Result, Table, kill_table
-from support.fleet_scenarios import Stage, sabotage
+from support.fleet_scenarios import Sabotaged, Stage, sabotage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,9 +37,16 @@ def kills(stage: Stage, scale: float, faults: Mapping[Fault, int]) -> Result:
         kill_table(found.recoveries, found.verdict, found.ring_rows),
         found.is_good,
         "\n".join([str(found.verdict), str(found.ring_rows), *found.differences]),
-        f"Event time at {stage.pace:g} of real time, "
-        f"{found.verdict.batches / found.load_s:.0f} batches/s, "
-        f"{found.verdict.assignments / found.load_s:,.0f} assignments/s",
+        _load_text(stage, found),
+    )
+
+
+def _load_text(stage: Stage, found: Sabotaged) -> str:
+    load, verdict = found.load, found.verdict
+    return (
+        f"Event time at {stage.pace:g} of real time, {load.nodes} nodes on {load.partitions} "
+        f"partitions, {verdict.batches / load.seconds:.0f} batches/s, "
+        f"{verdict.assignments / load.seconds:,.0f} assignments/s, {load.idle:.0%} of cores idle"
     )
 
 
@@ -87,7 +94,8 @@ def outage(stage: Stage, scale: float) -> Result:
             *_hole_rows(found.table.holes),
             ("seconds of a node of which no row arrived; of them with a 1 s window of the node",
              f"{found.table.empty}; {found.table.empty_with_row}"),
-            ("lost rows that `producers` tells of", found.table.stored_lost_rows),
+            ("lost rows that `producers` and `batches` tell of",
+             f"{found.table.producer_losses}, {found.table.batch_losses}"),
         ],
     )  # fmt: skip
     is_good = not found.faults and found.record_clause is not Clause.BROKEN
@@ -145,14 +153,15 @@ def hostile(stage: Stage, scale: float) -> Result:
     table = Table(
         (
             "records", "repeated", "marked so", "reordered", "spoilt", "dead letters",
-            "kept whole", "nodes with wrong clocks", "marked so", "window rows", "lost",
-            "counted twice",
+            "kept whole", "nodes with wrong clocks", "marked so", "window rows", "formed twice",
+            "lost", "counted twice", "records accounted otherwise",
         ),
         [
             (
                 found.records, found.expected_duplicates, found.duplicates, found.reordered,
                 found.unreadable, found.dead, found.kept, found.expected_wrong_clocks,
-                found.wrong_clocks, found.windows, found.lost, found.twice,
+                found.wrong_clocks, found.windows, found.formed_twice, found.lost, found.twice,
+                found.accounted_otherwise,
             )
         ],
     )  # fmt: skip

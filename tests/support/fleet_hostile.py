@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 from oracles.windows_plain import PHASE_NAMES
-from support.expected import read
+from support.expected import expected_outcome, read
 from support.fleet import Fleet
 from support.fleet_inputs import deliver, hostile_delivery
 from support.fleet_judge import START, assignments_of, closed_windows, topic_records
@@ -38,6 +38,10 @@ MACHINES = (
 )
 WRONG = tuple(f"{one.name}-" for one in MACHINES if one.clock_error_us)
 TASKS_OF_WRONG = tuple(f"{one.name}/" for one in MACHINES if one.clock_error_us)
+ACCOUNTS = (
+    "rows, accepted_rows, context_rows, padding_rows, recomputed_rows, stale_rows, late_rows, "
+    "uncounted_phase_rows, suspicious_pairs"
+)
 TASK, NODE = 9, 0
 """Places in the keys and in the values of `stored_windows`."""
 
@@ -53,6 +57,9 @@ class Hostile:
         duplicates: Marked as such. expected_duplicates: By the plain roll-up.
         wrong_clocks: Nodes marked so. expected_wrong_clocks: Nodes whose clock was an hour off.
         windows: Of nodes with right clocks. lost, twice: Assignments of them.
+        formed_twice: Those of them that form again, because a request goes on behind its end.
+        accounted_otherwise: Records whose rows the store accounts for otherwise than the plain
+            roll-up: accepted, repeated as context, stale, late and so on.
     """
 
     records: int
@@ -68,13 +75,16 @@ class Hostile:
     windows: int
     lost: int
     twice: int
+    formed_twice: int
+    accounted_otherwise: int
 
     @property
     def is_good(self) -> bool:
         """Whether all of it was seen for what it was, and nothing else suffered."""
-        return (self.dead, self.duplicates, self.wrong_clocks, self.lost, self.twice) == (
-            self.unreadable, self.expected_duplicates, self.expected_wrong_clocks, 0, 0,
-        )  # fmt: skip
+        seen = (self.dead, self.duplicates, self.wrong_clocks)
+        return seen == (self.unreadable, self.expected_duplicates, self.expected_wrong_clocks) and (
+            self.lost, self.twice, self.accounted_otherwise,
+        ) == (0, 0, 0)  # fmt: skip
 
 
 def read_hostile(stage: Stage, seconds: float) -> Hostile:
@@ -107,7 +117,6 @@ def read_hostile(stage: Stage, seconds: float) -> Hostile:
     off = {
         key: assignments_of(stored.get(key)) - assignments_of(expected.get(key))
         for key in stored.keys() | expected.keys()
-        if key[:9] not in formed_twice
     }
     return Hostile(
         records=len(places),
@@ -121,6 +130,8 @@ def read_hostile(stage: Stage, seconds: float) -> Hostile:
         windows=len(stored),
         lost=sum(max(-each, 0) for each in off.values()),
         twice=sum(max(each, 0) for each in off.values()),
+        formed_twice=sum(key[:9] in formed_twice for key in stored),
+        accounted_otherwise=_accounted_otherwise(fleet, records),
         **_told(fleet.store_file),
     )
 
@@ -149,7 +160,7 @@ def of_right_clocks(
 def _formed_twice(
     records: Mapping[str, Sequence[Record]], config: WindowConfig
 ) -> set[tuple[Any, ...]]:
-    """Token windows of requests whose rows go on behind their end; of these the first is kept."""
+    """Token windows that form again, because rows of a request follow its end."""
     formed = Counter(
         (
             "token", window.lane.revision, PHASE_NAMES[window.phase], "all", "", window.size,
@@ -159,6 +170,18 @@ def _formed_twice(
         for window in read(each, config).windows
     )  # fmt: skip
     return {key for key, times in formed.items() if times > 1}
+
+
+def _accounted_otherwise(fleet: Fleet, records: Mapping[str, Sequence[Record]]) -> int:
+    with duckdb.connect(str(fleet.store_file), read_only=True) as connection:
+        query = f"SELECT partition, log_offset, {ACCOUNTS} FROM batches"  # noqa: S608 (constants)
+        rows = connection.execute(query).fetchall()
+    stored = {row[:2]: row[2:] for row in rows}
+    return sum(
+        stored.get((f"{fleet.routing}-{number}", offset)) != account
+        for number, each in records.items()
+        for offset, account in expected_outcome(each, fleet.config).accounts.items()
+    )
 
 
 def _reordered(records: Mapping[str, Sequence[Record]]) -> int:

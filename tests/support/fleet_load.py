@@ -59,6 +59,7 @@ class Machine:
         byte_cap: Of each node's batch log.
         clock_error_us: How wrong its clock is; then its tasks are its own, too.
         rate: How much more it logs than others.
+        layers, experts, top_k: Of what it serves.
         pace: Seconds of event time that go by in a second.
     """
 
@@ -71,6 +72,9 @@ class Machine:
     byte_cap: int = 256 << 20
     clock_error_us: int = 0
     rate: float = 1.0
+    layers: int = 2
+    experts: int = 8
+    top_k: int = 2
     pace: float = USUAL_PACE
 
 
@@ -85,6 +89,9 @@ def due_records(machine: Machine, start_us: int) -> list[Due]:
     plan = Plan(
         seed=machine.seed,
         nodes=machine.nodes,
+        layers=machine.layers,
+        experts=machine.experts,
+        top_k=machine.top_k,
         passes=round(machine.seconds * PASSES_PER_SECOND * machine.rate) + 20,
         training=machine.training,
         long_gaps=False,

@@ -186,7 +186,10 @@ class Outage:
                 self.table.empty_with_row == 0
             ),
             "producers tell of other losses than headers": (
-                self.table.stored_lost_rows == self.told_rows
+                self.table.producer_losses == self.told_rows
+            ),
+            "batches tell of other losses than headers": (
+                self.table.batch_losses == self.told_rows
             ),
         }
         return [what for what, is_so in checks.items() if not is_so]

@@ -140,7 +140,7 @@ class EngineWindows:
         holes: Time windows, by size, and whether they tell of missing rows.
         empty: Seconds of which every row of a node is missing. empty_with_row: Those of them
             that have a row of that node in the table all the same.
-        stored_lost_rows: Rows that `producers` tells as lost.
+        producer_losses, batch_losses: Rows that `producers` and `batches` tell as lost.
     """
 
     windows: int
@@ -149,7 +149,8 @@ class EngineWindows:
     holes: tuple[Holes, ...]
     empty: int
     empty_with_row: int
-    stored_lost_rows: int
+    producer_losses: int
+    batch_losses: int
 
     @property
     def unmarked(self) -> int:
@@ -184,7 +185,10 @@ def windows_of_engines(
             "WHERE window_kind = 'time' AND scope_kind = 'node' AND size = 1000000"
         ).fetchall()
         (reached,) = connection.execute("SELECT watermark_us FROM domains").fetchall()[0]
-        (told_rows,) = connection.execute("SELECT sum(lost_rows) FROM producers").fetchall()[0]
+        losses = [
+            int(connection.execute(f"SELECT sum(lost_rows) FROM {table}").fetchall()[0][0] or 0)  # noqa: S608 (constants)
+            for table in ("producers", "batches")
+        ]
     lost = twice = 0
     in_time: list[tuple[int, int, bool]] = []
     nothing = np.zeros((LAYERS, EXPERTS), np.int64)
@@ -216,5 +220,6 @@ def windows_of_engines(
         holes=holes_of(in_time, recorded, seconds_of_losses(topic)),
         empty=len(empty),
         empty_with_row=len(empty & set(of_nodes)),
-        stored_lost_rows=int(told_rows or 0),
+        producer_losses=losses[0],
+        batch_losses=losses[1],
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil  # type: ignore[import-untyped]
 from support.fleet import Fleet
 from support.fleet_faults import Fault, Saboteur
 from support.fleet_judge import judge_store
@@ -26,11 +29,13 @@ if TYPE_CHECKING:
 
 LOAD_S, LOAD_S_PER_FAULT = 60.0, 15.0
 """A load is planned that long; it ends with the last fault."""
+_machine = partial(Machine, layers=4, experts=32, top_k=8)
 MACHINES = (
-    Machine("east", 11, repeat=9),
-    Machine("west", 12, nodes=3, training=True),
-    Machine("north", 13, nodes=1),
+    _machine("east", 11, repeat=9),
+    _machine("west", 12, nodes=3, training=True),
+    _machine("valley", 13, nodes=3),
 )
+"""By their names, their nodes have records in each of six partitions; two are shared."""
 
 
 class Stage(NamedTuple):
@@ -55,6 +60,21 @@ class Stage(NamedTuple):
     pace: float = USUAL_PACE
 
 
+class Load(NamedTuple):
+    """What a fleet had to carry.
+
+    Attributes:
+        seconds: That it lasted.
+        nodes: That logged. partitions: That had records.
+        idle: Share of all cores that was left.
+    """
+
+    seconds: float
+    nodes: int
+    partitions: int
+    idle: float
+
+
 @dataclass(frozen=True)
 class Sabotaged:
     """What a fleet came to.
@@ -63,7 +83,8 @@ class Sabotaged:
         recoveries: Seconds, by fault.
         verdict: On what is stored.
         differences: From the tables of one process alone that nothing explains, some of them.
-        seconds: That the whole took. load_s: That the load lasted.
+        seconds: That the whole took.
+        load: How much was to be carried.
         ring_rows: Of the machine whose rows go through a ring; None: agents were not killed.
     """
 
@@ -71,7 +92,7 @@ class Sabotaged:
     verdict: Verdict
     differences: tuple[str, ...]
     seconds: float
-    load_s: float
+    load: Load
     ring_rows: RingRows | None
 
     @property
@@ -102,7 +123,7 @@ def sabotage(
     machines = [replace(one, pace=stage.pace) for one in MACHINES]
     fleet = Fleet(stage.nursery, stage.folder, stage.bootstrap, stage.prefix, machines)
     fleet.start_all(LOAD_S + LOAD_S_PER_FAULT * sum(faults.values()))
-    load_begin = time.monotonic()
+    load_begin, idle_begin = time.monotonic(), psutil.cpu_times().idle
     time.sleep(warm_up_s)
     rings = None
     if Fault.AGENT_KILLED in faults:
@@ -114,12 +135,18 @@ def sabotage(
     saboteur = Saboteur(fleet, stage.broker, chance, programs, rings)
     saboteur.run(faults, stage.told)
     ring_rows = None if rings is None else rings.end()
-    load_s = time.monotonic() - load_begin
+    load_s, idle_s = time.monotonic() - load_begin, psutil.cpu_times().idle - idle_begin
     fleet.end_load()
     fleet.stop_all()
     topic = fleet.read_routing()
     alone = fleet.store_alone()
     verdict = judge_store(fleet.store_file, alone, topic, fleet.log_roots(), fleet.config)
     differences = difference_of(fleet.store_file, alone).unexplained[:20]
+    load = Load(
+        seconds=load_s,
+        nodes=len({one.key for places in topic.values() for one in places}),
+        partitions=sum(bool(places) for places in topic.values()),
+        idle=idle_s / load_s / (os.cpu_count() or 1),
+    )
     seconds = time.monotonic() - begin
-    return Sabotaged(saboteur.recoveries, verdict, differences, seconds, load_s, ring_rows)
+    return Sabotaged(saboteur.recoveries, verdict, differences, seconds, load, ring_rows)

@@ -25,7 +25,8 @@ TABLE = EngineWindows(
     holes=(Holes(1, 60, 5, 0, 1, 0), Holes(5, 12, 2, 0, 0, 0)),
     empty=3,
     empty_with_row=0,
-    stored_lost_rows=1_280,
+    producer_losses=1_280,
+    batch_losses=1_280,
 )
 FINE = Outage(
     up=QUICK,
@@ -77,7 +78,8 @@ def test_good_outage_has_no_faults() -> None:
         {"table": replace(TABLE, holes=(*TABLE.holes, Holes(60, 2, 1, 1, 0, 0)))},
         {"table": replace(TABLE, holes=(Holes(1, 60, 5, 0, 1, 1),))},
         {"table": replace(TABLE, empty_with_row=1)},
-        {"table": replace(TABLE, stored_lost_rows=1_279)},
+        {"table": replace(TABLE, producer_losses=1_279)},
+        {"table": replace(TABLE, batch_losses=1_279)},
     ],
     ids=str,
 )
