@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 KILLS = 2
 BACKLOG = 400
+QUICK_TO_GIVE_UP = {
+    "MOESCOPE_KAFKA_CONNECT_TIMEOUT": "0.5",
+    "MOESCOPE_KAFKA_DELIVERY_TIMEOUT": "1",
+    "MOESCOPE_KAFKA_REQUEST_TIMEOUT": "1",
+}
 
 
 def variables_of(broker: SharedBroker, prefix: str) -> dict[str, str]:
@@ -124,12 +129,7 @@ def test_an_agent_that_is_told_to_stop_ships_what_was_recorded(
 
 def test_an_agent_without_a_broker_waits_and_says_so(tmp_path: Path) -> None:
     """No broker is no error: rows reach the batch log, and a stopped agent ends in order."""
-    variables = {
-        "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9",
-        "MOESCOPE_KAFKA_CONNECT_TIMEOUT": "0.5",
-        "MOESCOPE_KAFKA_DELIVERY_TIMEOUT": "1",
-        "MOESCOPE_KAFKA_REQUEST_TIMEOUT": "1",
-    }
+    variables = {"MOESCOPE_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9", **QUICK_TO_GIVE_UP}
 
     def is_waiting() -> bool:
         reports = [json.loads(path.read_text()) for path in tmp_path.glob("health-agent-*.json")]
@@ -145,6 +145,32 @@ def test_an_agent_without_a_broker_waits_and_says_so(tmp_path: Path) -> None:
     totals = json.loads(printed)
     assert totals["logged_rows"] == 100
     assert totals["waiting_batches"] == len(logged_payloads(tmp_path / "log", "node-a")) > 0
+
+
+def test_a_batch_job_without_a_broker_ends_with_an_error(tmp_path: Path) -> None:
+    """Exit code 3, whether something waits or not; what waits is counted, and stays."""
+    variables = {"MOESCOPE_KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9", **QUICK_TO_GIVE_UP}
+    arguments = ("run", "agent", "--until-idle", "--data", tmp_path)
+    said = moescope(*arguments, folder=tmp_path, variables=variables, expect=3).stderr
+    assert "No broker took us; no batch waits for one." in said
+    record(tmp_path, range(100))
+    said = moescope(*arguments, folder=tmp_path, variables=variables, expect=3).stderr
+    number = len(logged_payloads(tmp_path / "log", "node-a"))
+    assert number > 0
+    assert f"stopped after 0 batches shipped; {number} wait for the next start" in said
+    assert f"{number} batch{'es' * (number != 1)} could not be shipped." in said
+    assert "No Kafka broker answered" in said
+
+
+def test_a_batch_job_without_its_topic_ends_with_an_error(
+    kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Exit code 3 and the topic's name, though nothing waits to be sent there."""
+    variables = {**variables_of(kafka_broker, topic_prefix), "MOESCOPE_KAFKA_DELIVERY_TIMEOUT": "4"}
+    arguments = ("run", "agent", "--until-idle", "--data", tmp_path)
+    said = moescope(*arguments, folder=tmp_path, variables=variables, expect=3).stderr
+    assert f"The topic {topic_prefix}.routing does not exist" in said
+    assert "topics-apply" in said
 
 
 def test_two_agents_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from moescope.console.watch.agent_figures import AgentFigures
 from moescope.console.watch.periodic import periodically
 from moescope.core.batchlog import WriterSettings
 from moescope.core.clock import SystemClock
+from moescope.core.errors import DependencyUnreachableError
 from moescope.core.self_metrics import SelfMetrics
 from moescope.producers.agent import Agent, AgentSettings
 from moescope.producers.shipping import Shipper
@@ -41,6 +42,7 @@ class AgentTotals:
         skipped_batches: Removed by the byte cap before they could be shipped.
         delivery_failures: Attempts that failed and were made again.
         waiting_batches: Left in the batch logs for the next start.
+        trouble: Why they wait, or why no broker was found though nothing waits; empty: all is well.
     """
 
     logged_batches: int
@@ -52,6 +54,11 @@ class AgentTotals:
     skipped_batches: int
     delivery_failures: int
     waiting_batches: int
+    trouble: str
+
+
+class NotShippedError(DependencyUnreachableError):
+    """Everything was to be shipped, and no broker took it."""
 
 
 def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) -> AgentTotals:
@@ -60,7 +67,11 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
     Args:
         settings: Name the data directory and the brokers.
         stop: Ends it when it is set.
-        until_idle: End when everything that was recorded before the call is shipped.
+        until_idle: End when everything that was recorded before the call is shipped, or when
+            nothing could be for `kafka.delivery_timeout`.
+
+    Returns:
+        What it did; batches that wait are no error here.
 
     Raises:
         SettingsError: No brokers are configured.
@@ -84,12 +95,29 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
         note(f"data directory {directory}; stop with Ctrl-C")
         if until_idle:
             agent.drain()
-            waiting = shipper.drain(stop)
+            waiting = shipper.drain(stop, patience=settings["kafka.delivery_timeout"])
         else:
             with beside(agent.run, stop, "moescope-agent"):
                 shipper.run(stop)
             waiting = shipper.drain(seconds=settings["kafka.delivery_timeout"])
         return _totals(agent, shipper, waiting)
+
+
+def check_shipped(totals: AgentTotals) -> None:
+    """Whether a run that was to ship everything has done so.
+
+    Raises:
+        NotShippedError: It has not, or no broker was found.
+    """
+    if totals.trouble:
+        number = totals.waiting_batches
+        raise NotShippedError(
+            f"{number:,} batch{'es' * (number != 1)} could not be shipped."
+            if number
+            else "No broker took us; no batch waits for one.",
+            why=totals.trouble,
+            next_step="Give the same command again when that is mended: it goes on from there.",
+        )
 
 
 class _Standing:
@@ -129,4 +157,12 @@ def _totals(agent: Agent, shipper: Shipper, waiting: int) -> AgentTotals:
         skipped_batches=shipped.skipped_batches,
         delivery_failures=shipped.delivery_failures,
         waiting_batches=waiting,
+        trouble=_trouble(shipper) if waiting or not shipper.is_connected else "",
     )
+
+
+def _trouble(shipper: Shipper) -> str:
+    error = shipper.trouble
+    if error is None:
+        return "No broker has acknowledged them."
+    return " ".join(filter(None, (error.what, error.why, error.next_step)))

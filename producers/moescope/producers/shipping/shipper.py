@@ -126,6 +126,11 @@ class Shipper:
         """What was shipped and what failed."""
         return self._report.totals
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether a broker has accepted us, and has the topic, as far as is known."""
+        return self._client is not None
+
     def run(self, stop: threading.Event) -> None:
         """Ship until told to stop.
 
@@ -135,12 +140,19 @@ class Shipper:
         while not stop.is_set():
             self._step()
 
-    def drain(self, stop: threading.Event | None = None, seconds: float | None = None) -> int:
+    def drain(
+        self,
+        stop: threading.Event | None = None,
+        seconds: float | None = None,
+        patience: float | None = None,
+    ) -> int:
         """Ship everything that the log holds when this is called.
 
         Args:
             stop: Ends it early.
             seconds: As well; None for as long as it takes.
+            patience: Ends it, too, when nothing was shipped for so many seconds; a broker is then
+                looked for even where there is nothing to ship.
 
         Returns:
             How many records are left.
@@ -150,13 +162,22 @@ class Shipper:
         """
         self._feeds.discover()
         ends = self._feeds.ends()
-        until = None if seconds is None else self._clock.monotonic() + seconds
-        while left := self._feeds.left(ends):
+        begin = moved = self._clock.monotonic()
+        fewest = left = self._feeds.left(ends)
+        was_connected = self.is_connected
+        while left or (patience is not None and not self.is_connected):
+            now = self._clock.monotonic()
             if stop is not None and stop.is_set():
                 break
-            if until is not None and self._clock.monotonic() >= until:
+            if seconds is not None and now - begin >= seconds:
+                break
+            if left < fewest or (self.is_connected and not was_connected):
+                fewest, moved, was_connected = left, now, self.is_connected
+            # An attempt to connect is seen through: it says what is wrong.
+            if patience is not None and now - moved >= patience and not self._is_opening:
                 break
             self._step()
+            left = self._feeds.left(ends)
         self._save_and_report()
         return left
 
