@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import sys
 import uuid
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -42,6 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONGEST_TEST_S))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile kernels where this machine has not, while no test's time limit runs."""
+    runs = not session.config.option.collectonly
+    uses_kernels = "moescope.processors.kernels.apply" in sys.modules
+    if runs and uses_kernels and not _are_kernels_compiled():
+        session.config.stash[_NEEDS_KERNELS] = False
+        _compile_kernels(_run_folder(session.config))
+
+
 # Outermost, so that no test's time limit runs yet: on a cold cache compiling takes a minute.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
@@ -65,6 +75,14 @@ def _run_folder(config: pytest.Config) -> Path:
     base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
     # A worker's folder lies inside the run's; without workers it is the run's.
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def _are_kernels_compiled() -> bool:
+    from moescope.console.compiling import has_machine_code  # noqa: PLC0415 (slow to import)
+    from moescope.processors.finish_rows import finish_rows  # noqa: PLC0415
+    from moescope.processors.kernels.apply import apply_ops  # noqa: PLC0415
+
+    return has_machine_code(apply_ops) and has_machine_code(finish_rows)
 
 
 def _compile_kernels(run: Path) -> None:
