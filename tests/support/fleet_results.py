@@ -108,7 +108,7 @@ def circumstances(commit: str, seed: int, scale: float, seconds: float, load: st
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, seed {seed}{scaled}, "
         f"{seconds / 60:.1f} min, Python {platform.python_version()}, {packages}, "
         f"Apache Kafka {kafka_version()}, {os.cpu_count()} cores, {platform.system()} "
-        f"{platform.machine()}. {load}{'; ' if load else ''}{time_outs()}."
+        f"{platform.machine()}. {load}{'. ' if load else ''}{time_outs()}."
     )
 
 
