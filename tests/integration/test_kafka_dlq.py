@@ -204,6 +204,16 @@ def test_letter_that_was_published_again_after_its_replay_stays_replayed(fleet: 
     assert len(_replayed_records(fleet)) == 2
 
 
+def test_a_letter_that_is_named_and_not_there_ends_the_replay(fleet: Settings) -> None:
+    """A typing error is told as one; the letter beside it is left for the right command."""
+    _publish(fleet, _letters(fleet, _batches(1), "unknown_version"))
+    with pytest.raises(InputError, match=r"There is no dead letter .*-9:9 in"):
+        _run(fleet, "dlq-replay", "1:0", "9:9", "--yes")
+    with pytest.raises(InputError, match=r"There is no dead letter .*-1:0 in"):
+        _run(fleet, "dlq-replay", "1:0", "--only", "malformed", "--yes")
+    assert _replayed_records(fleet) == []
+
+
 def test_letters_that_may_be_counted_already_have_to_be_named(fleet: Settings) -> None:
     """A batch too far behind to tell is replayed only when somebody says so."""
     _publish(fleet, _letters(fleet, _batches(1), "sequence_too_old"))

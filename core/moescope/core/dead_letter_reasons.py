@@ -22,7 +22,16 @@ class DeadLetterReason(StrEnum):
     """Records that were gone before they were read."""
     STATE_LOST = "state_lost"
     """No record: a processor's memory was gone."""
+    DELTAS_GAP = "deltas_gap"
+    """Records of the deltas topic that were gone before they were applied."""
+    DAMAGED_EMISSION = "damaged_emission"
+    """A record of the deltas topic that is no emission, or one that cannot be applied."""
 
 
-WITHOUT_RECORD: Final = frozenset({DeadLetterReason.LOG_GAP, DeadLetterReason.STATE_LOST})
+WITHOUT_RECORD: Final = frozenset(
+    {DeadLetterReason.LOG_GAP, DeadLetterReason.STATE_LOST, DeadLetterReason.DELTAS_GAP}
+)
 """Reasons of letters that stand for records which nobody has."""
+
+IN_TABLE_ONLY: Final = frozenset({DeadLetterReason.DELTAS_GAP, DeadLetterReason.DAMAGED_EMISSION})
+"""Reasons of letters about the deltas topic: the store keeps them, and publishes none."""

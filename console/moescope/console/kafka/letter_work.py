@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from moescope.console.kafka.letters import Selection, full_key, opened_letters
+from moescope.console.kafka.letters import Selection, full_key, no_letter, opened_letters
 from moescope.console.kafka.replay import ReplayOrder, replay_letters
 from moescope.console.performing import account
 from moescope.core.clock import SystemClock
@@ -36,12 +36,7 @@ def read_letter(settings: Settings, text: str) -> tuple[FoundLetter, bytes]:
     with opened_letters(settings) as topic:
         found = topic.letters(Selection(keys=frozenset({key})))
         if not found:
-            raise InputError(
-                f"There is no dead letter {key} in {topic.name}.",
-                why="It was never published there, or its time there is over.",
-                next_step="`moescope kafka dlq-list` shows what is there; the store's table "
-                "dead_letters may still hold it.",
-            )
+            raise no_letter([key], topic.name)
         ((_, payload),) = topic.payloads([found[0].place])
     return found[0], payload
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from moescope.console.kafka.clients import explained_errors
 from moescope.core.clock import SystemClock
-from moescope.core.dead_letter_reasons import DeadLetterReason
+from moescope.core.dead_letter_reasons import IN_TABLE_ONLY, DeadLetterReason
 from moescope.core.errors import InputError
 from moescope.core.kafka import (
     BrokerUnreachableError,
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _POLL_MS: Final = 500
 _ASK_MS: Final = 10_000
+_LETTERS_OF: Final = (
+    "SELECT append_time, partition, log_offset, detail FROM dead_letters "
+    "WHERE reason = '{reason}' ORDER BY append_time"
+)
 
 
 class Place(NamedTuple):
@@ -118,15 +122,38 @@ def known_reason(text: str) -> str:
     """A reason as people type it; empty stays empty.
 
     Raises:
-        InputError: No letter has it.
+        InputError: No letter of the topic has it.
     """
-    if text and text not in {each.value for each in DeadLetterReason}:
+    in_topic = [each for each in DeadLetterReason if each not in IN_TABLE_ONLY]
+    if text in IN_TABLE_ONLY:
+        raise InputError(
+            f"Dead letters with the reason {text!r} are in the store's table only.",
+            why="They tell of the deltas topic, and nothing could replay them.",
+            next_step="Ask the store with `moescope sql`: " + _LETTERS_OF.format(reason=text),
+        )
+    if text and text not in in_topic:
         raise InputError(
             f"No dead letter has the reason {text!r}.",
-            why=f"There are: {', '.join(DeadLetterReason)}.",
+            why=f"Those of the topic have one of: {', '.join(in_topic)}.",
             next_step="Give one of these, or none for all letters.",
         )
     return text
+
+
+def no_letter(keys: Collection[str], topic: str) -> InputError:
+    """The error that says of letters that they are not there.
+
+    Args:
+        keys: Of the letters.
+        topic: Name of the dead-letter topic.
+    """
+    return InputError(
+        f"There is no dead letter {', '.join(sorted(keys))} in {topic}.",
+        why="It was never published there, its time there is over, or it is not among those that "
+        "--only and --since leave.",
+        next_step="`moescope kafka dlq-list` shows what is there; the store's table "
+        "dead_letters may still hold it.",
+    )
 
 
 class LetterTopic:

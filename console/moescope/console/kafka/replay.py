@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.kafka.clients import explained_errors
-from moescope.console.kafka.letters import opened_letters
+from moescope.console.kafka.letters import no_letter, opened_letters
 from moescope.console.kafka.replay_batches import has_late_rows, readable_batch, renumbered
 from moescope.core.clock import NO_TIME
 from moescope.core.dead_letter_reasons import WITHOUT_RECORD, DeadLetterReason
@@ -131,6 +131,7 @@ def replay_letters(
         agree: Told how many letters will be tried, before; raises to stop it.
 
     Raises:
+        InputError: A letter that is named is not there; nothing was done.
         ReplayTakenOverError: Another command began to replay meanwhile.
         MoescopeError: The broker cannot be reached, or refuses. What was replayed by then is
             marked; the same command goes on with the rest.
@@ -148,7 +149,11 @@ def replay_letters(
         topic = closing.enter_context(opened_letters(settings))
         # Again, for it is the innermost that hears first what fails from here on.
         closing.enter_context(_told_of_a_takeover())
-        chosen, lines = _chosen(topic.letters(order.selection, needs_every_mark=True), order)
+        found = topic.letters(order.selection, needs_every_mark=True)
+        missing = order.selection.keys - {each.key for each in found}
+        if missing:
+            raise no_letter(missing, topic.name)
+        chosen, lines = _chosen(found, order)
         agree(len(chosen))
         writer = _Writer(settings, order, clock, routing, marks)
         for written, left in _chunks(topic, chosen, order, began_us):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moescope.core.dead_letter_reasons import DeadLetterReason
 from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
 
 if TYPE_CHECKING:
@@ -11,8 +12,6 @@ if TYPE_CHECKING:
 
     from moescope.core.clock import Clock
 
-GAP: Final = "deltas_gap"
-DAMAGED: Final = "damaged_emission"
 TELL_SECONDS: Final = 60.0
 _MINUTE_US: Final = 60_000_000
 
@@ -65,8 +64,12 @@ class SetAside:
         self._minute = (minute, kept + is_kept)
         letter = None
         if is_kept:
-            letter = self._letter(offset, append_time_us, DAMAGED, detail, payload)
-        self._items.append(_Item(offset, DAMAGED, 1, len(payload), letter))
+            letter = self._letter(
+                offset, append_time_us, DeadLetterReason.DAMAGED_EMISSION.value, detail, payload
+            )
+        self._items.append(
+            _Item(offset, DeadLetterReason.DAMAGED_EMISSION.value, 1, len(payload), letter)
+        )
         self._untold += 1
         if self._untold == 1 and self._may_tell():
             self._told_at = self._clock.monotonic()
@@ -80,8 +83,10 @@ class SetAside:
         """
         detail = f"records {first} to {end - 1} were gone before they were read"
         self._log(f"{self._partition}: {detail}; what processors committed there is lost")
-        letter = self._letter(first, self._clock.now_us(), GAP, detail, b"")
-        self._items.append(_Item(first, GAP, end - first, 0, letter))
+        letter = self._letter(
+            first, self._clock.now_us(), DeadLetterReason.DELTAS_GAP.value, detail, b""
+        )
+        self._items.append(_Item(first, DeadLetterReason.DELTAS_GAP.value, end - first, 0, letter))
 
     def tell(self) -> None:
         """Say how many more there were, once a minute."""
