@@ -208,7 +208,7 @@ def test_a_group_says_what_each_of_its_windows_knows() -> None:
     assert (group.positions, group.similarity, group.lags) == ([None] * 2, [[], []], [None] * 2)
     (bare,) = group_windows([window(0)], lambda *_: None)
     assert bare.router is None
-    of_node = WindowSpan(replace(SERIES, scope_kind=ScopeKind.NODE), 1, 1, 0, 1)
+    of_node = WindowSpan(SERIES._replace(scope_kind=ScopeKind.NODE), 1, 1, 0, 1)
     closed = ClosedWindow(of_node, add_panes(of_node, [pane(0)]), CloseReason.WATERMARK)
     (group,) = group_windows([closed], lambda *_: None)
     assert (len(group.positions), len(group.similarity), len(group.lags)) == (0, 0, 0)
@@ -260,7 +260,7 @@ def test_coverage_of_shared_windows() -> None:
 )
 def test_starts_and_close_times(kind: WindowKind, close_time: int, start: int) -> None:
     """A time window is dated by its end, the others by their last row."""
-    series = replace(SERIES, kind=kind)
+    series = SERIES._replace(kind=kind)
     plan = WindowSpan(series, SECOND, SECOND, 7 * SECOND, 8 * SECOND)
     sums = add_panes(plan, [pane(7)])
     closed = ClosedWindow(plan, sums, CloseReason.SEALED)

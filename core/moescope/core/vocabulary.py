@@ -95,6 +95,9 @@ class WindowKind(StrEnum):
     TASK = "task"
     STEP = "step"
 
+    __hash__ = str.__hash__
+    """Part of many keys; that of `Enum` is Python."""
+
 
 class ScopeKind(StrEnum):
     """What part of the fleet a shared window covers."""
@@ -102,6 +105,9 @@ class ScopeKind(StrEnum):
     ALL = "all"
     NODE = "node"
     SCENE = "scene"
+
+    __hash__ = str.__hash__
+    """As of `WindowKind`."""
 
 
 class CloseReason(StrEnum):

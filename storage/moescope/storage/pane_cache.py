@@ -15,10 +15,10 @@ from moescope.core.clock import NO_TIME
 from moescope.core.router_sums import PositionCounts
 from moescope.core.vocabulary import WindowKind
 from moescope.storage.shared import Series, add_panes
-from moescope.storage.shared.spans import LATENESS_US
+from moescope.storage.shared.spans import LATENESS_US, SECOND_US
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from moescope.core.emission import SharedDelta
     from moescope.storage.shared import DomainClock, PaneSums, WindowShapes, WindowSpan
@@ -60,7 +60,7 @@ class PaneCache:
         if span.low <= self._missing_to.get(span.series, NO_TIME):
             return None
         held = self._panes.get(span.series, {})
-        inside = sorted(pane for pane in held if span.low <= pane < span.high)
+        inside = _inside(span, held)
         return add_panes(span, [delta for pane in inside for delta in held[pane]])
 
     def forget_closed(self, domain: str, clock: DomainClock, closed: Iterable[WindowSpan]) -> None:
@@ -116,6 +116,13 @@ class PaneCache:
 
     def _miss(self, series: Series, pane: int) -> None:
         self._missing_to[series] = max(self._missing_to.get(series, NO_TIME), pane)
+
+
+def _inside(span: WindowSpan, held: Mapping[int, object]) -> list[int]:
+    """Held panes of a window, in order."""
+    if span.series.kind is WindowKind.TIME and (span.high - span.low) // SECOND_US < len(held):
+        return [pane for pane in range(span.low, span.high, SECOND_US) if pane in held]
+    return sorted(pane for pane in held if span.low <= pane < span.high)
 
 
 def _narrow(delta: SharedDelta) -> SharedDelta:

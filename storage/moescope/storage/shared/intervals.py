@@ -26,7 +26,12 @@ IntervalSeries = tuple[Series, int, int]
 
 def closes_at(span: WindowSpan) -> int:
     """Watermark or step at which a time or step window closes."""
-    return span.high + (LATENESS_US if span.series.kind is WindowKind.TIME else 0)
+    return span.high + lateness(span.series.kind)
+
+
+def lateness(kind: WindowKind) -> int:
+    """How far past its end a time or step window closes."""
+    return LATENESS_US if kind is WindowKind.TIME else 0
 
 
 def _limit(kind: WindowKind, clock: DomainClock) -> int:
@@ -67,6 +72,22 @@ class IntervalWindows:
             for start in starts_around(delta.pane, size, stride):
                 yield WindowSpan(series, size, stride, start, start + size)
 
+    def may_be_late(self, delta: SharedDelta, clock: DomainClock) -> bool:
+        """Whether a window that a pane is part of may have closed; asks for no window."""
+        # A window ends behind each of its panes.
+        return delta.pane + lateness(delta.kind) < _reached(delta.kind, clock)
+
+    def open_all(self, delta: SharedDelta) -> None:
+        """Note that all windows of a pane have, or will have, one."""
+        series = Series.of(delta)
+        for size, stride in self._shapes.of(delta.kind):
+            starts = self._open.setdefault((series, size, stride), set())
+            starts.update(starts_around(delta.pane, size, stride))
+
+    def has_windows(self, kind: WindowKind) -> bool:
+        """Whether windows of a kind are declared."""
+        return bool(self._shapes.of(kind))
+
     def open(self, span: WindowSpan) -> None:
         """Note that a window has, or will have, a pane."""
         key = (span.series, span.size, span.stride)
@@ -78,14 +99,10 @@ class IntervalWindows:
             series, size, stride = key
             if series.lane.domain != domain:
                 continue
-            limit = _limit(series.kind, clock)
-            due = [
-                span
-                for span in (WindowSpan(series, size, stride, low, low + size) for low in starts)
-                if closes_at(span) <= limit
-            ]
-            for span in sorted(due, key=lambda span: span.low):
-                starts.remove(span.low)
+            last = _limit(series.kind, clock) - lateness(series.kind) - size
+            for low in sorted(low for low in starts if low <= last):
+                starts.remove(low)
+                span = WindowSpan(series, size, stride, low, low + size)
                 yield span, _reason(span, clock)
             if not starts:
                 del self._open[key]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from moescope.storage.shared.spans import WindowSpan
 
 
+_UNKNOWN = np.uint64(DROPS_UNKNOWN)
+"""The largest number of all."""
 _GAP_UNITS = {WindowKind.TIME: SECOND_US, WindowKind.TASK: 60 * SECOND_US, WindowKind.STEP: 1}
 
 
@@ -44,6 +46,7 @@ class PaneSums:
         lags: Lag overlap of sampled requests, if any.
         by_start: Similarity panes that lie inside the window, by start.
         position_parts: Counts at sampled positions, not merged yet.
+        is_empty: Whether no pane with rows was added so far.
     """
 
     span: WindowSpan
@@ -60,6 +63,7 @@ class PaneSums:
     lags: LagSums | None = None
     by_start: dict[int, SimilaritySums] = field(default_factory=dict)
     position_parts: list[PositionCounts] = field(default_factory=list)
+    is_empty: bool = True
 
     def add(self, delta: SharedDelta) -> None:
         """Add one pane, or one part of it."""
@@ -67,13 +71,14 @@ class PaneSums:
             self._add_similarity(delta.similarity)
         if is_only_similarity(delta):
             return
-        self.counts += delta.counts
-        unknown = np.uint64(DROPS_UNKNOWN)
-        self.dropped = np.where(
-            (self.dropped == unknown) | (delta.dropped == unknown),
-            unknown,
-            self.dropped + delta.dropped,
-        )
+        if self.is_empty:
+            # Most windows are one pane.
+            self.counts, self.dropped = delta.counts.astype(np.uint64), delta.dropped
+            self.is_empty = False
+        else:
+            self.counts += delta.counts
+            unknown = np.maximum(self.dropped, delta.dropped) == _UNKNOWN
+            self.dropped = np.where(unknown, _UNKNOWN, self.dropped + delta.dropped)
         self.seen += delta.seen
         self.lost += delta.lost
         self.unknown_gap |= delta.unknown_gap

@@ -16,6 +16,7 @@ from moescope.storage.shared.intervals import (
     closes_at,
     is_closed,
     is_too_late,
+    lateness,
 )
 from moescope.storage.shared.panes import is_only_similarity
 from moescope.storage.shared.spans import RETENTION_US, Series, WindowSpan
@@ -85,6 +86,8 @@ class SharedWindows:
                 touched = self._tasks.touched(Series.of(delta), _minute(delta), clock.reached_us)
                 found.update(dict.fromkeys(touched))
                 continue
+            if not self._intervals.may_be_late(delta, clock):
+                continue
             for span in self._intervals.spans(delta):
                 if is_closed(span, clock) and not is_too_late(span, clock):
                     found[span] = None
@@ -133,6 +136,10 @@ class SharedWindows:
     def _accept_interval(
         self, delta: SharedDelta, clock: DomainClock, refused: Collection[WindowSpan]
     ) -> tuple[int, bool]:
+        if not self._intervals.may_be_late(delta, clock):
+            if not is_only_similarity(delta):
+                self._intervals.open_all(delta)
+            return 0, self._intervals.has_windows(delta.kind)
         missed, taken = 0, False
         for span in self._intervals.spans(delta):
             if span in refused or (is_closed(span, clock) and is_too_late(span, clock)):
@@ -175,7 +182,7 @@ class SharedWindows:
         if delta.kind is not WindowKind.TIME:
             return None
         end = self._shapes.last_end(WindowKind.TIME, delta.pane)
-        return closes_at(WindowSpan(Series.of(delta), 0, 0, 0, end)) + RETENTION_US
+        return end + lateness(WindowKind.TIME) + RETENTION_US
 
     def restore(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moescope.core.vocabulary import WindowKind
 
@@ -23,8 +23,7 @@ Shape = tuple[int, int]
 """(size, stride) of declared windows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(NamedTuple):
     """What windows that can share panes have in common."""
 
     lane: LaneKey
@@ -47,8 +46,7 @@ class Series:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WindowSpan:
+class WindowSpan(NamedTuple):
     """One shared window, as the panes that it is made of: `low` ≤ pane < `high`."""
 
     series: Series
@@ -72,11 +70,13 @@ class WindowShapes:
 
     def of(self, kind: WindowKind) -> tuple[Shape, ...]:
         """Shapes of a kind; task windows have none."""
-        return {WindowKind.TIME: self.time, WindowKind.STEP: self.step}.get(kind, ())
+        if kind is WindowKind.TIME:
+            return self.time
+        return self.step if kind is WindowKind.STEP else ()
 
     def last_end(self, kind: WindowKind, pane: int) -> int:
         """End of the last window that a pane is part of; the pane itself without windows."""
-        return max((pane - pane % stride + size for size, stride in self.of(kind)), default=pane)
+        return max([pane - pane % stride + size for size, stride in self.of(kind)], default=pane)
 
 
 def starts_around(pane: int, size: int, stride: int) -> Iterator[int]:
