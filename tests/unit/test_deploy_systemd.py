@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from support.deployment import files_below, parse_command, settings_of
 
+from moescope.console.fleet_shape import need_processors
+from moescope.core.settings import load_settings
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "systemd"
 PROGRAM = "/opt/moescope/bin/moescope"
@@ -122,6 +125,19 @@ def test_compiling_needs_memory_that_may_be_executed() -> None:
     """Kernels are compiled in processors and stores; an agent has none."""
     forbidding = {name for name in EXPECTED if ("Service", "MemoryDenyWriteExecute") in read(name)}
     assert forbidding == {"moescope-agent.service"}
+
+
+@pytest.mark.parametrize("name", ["server.toml", "node.toml"])
+def test_a_settings_file_is_complete_and_is_what_the_page_shows(name: str) -> None:
+    """With it and the units' own variables alone, everything starts; the page shows no other."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    assert text in (ROOT / "docs/how-to/deploy.md").read_text(encoding="utf-8")
+    settings = load_settings(FOLDER / name, environment={})
+    assert settings["kafka.bootstrap_servers"]
+    assert settings["watch.port"] > 0
+    assert settings.origins["data.directory"] == "default"
+    if name == "server.toml":
+        need_processors(settings, "moescope-processor@")
 
 
 @pytest.fixture(scope="module")
