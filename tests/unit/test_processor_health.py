@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from moescope.console.processor_work import _State
@@ -27,7 +28,7 @@ def test_health_tells_the_share_and_what_is_waited_for() -> None:
     watch = BrokerWatch(log)
     state = _State(metrics, watch)
     assert state.health().status is HealthStatus.WAITING
-    state.working_with = follower(log)
+    state.control, state.is_working = follower(log), True
     metrics.set("moescope_processor_assigned_partitions", 2)
     metrics.set("moescope_processor_lag_records", 5, partition="routing-0")
     metrics.set("moescope_processor_lag_records", 7, partition="routing-1")
@@ -40,6 +41,23 @@ def test_health_tells_the_share_and_what_is_waited_for() -> None:
     assert "No Kafka broker answered." in health.why
     watch.found()
     assert state.health().status is HealthStatus.OK
+
+
+def test_health_tells_why_thresholds_are_not_known_yet() -> None:
+    """Whoever looks is told of the broker that is not there, and not only of thresholds."""
+    state = _State(SelfMetrics(), BrokerWatch(ignore))
+    assert "not read yet" in state.health().why
+    told = threading.Event()
+    settings = load_settings(
+        environment={},
+        options={"kafka.bootstrap_servers": "127.0.0.1:9", "kafka.connect_timeout": 0.2},
+    )
+    with ControlFollower(settings, ThresholdBook(), lambda _: told.set()) as control:
+        state.control = control
+        assert told.wait(60)
+        health = state.health()
+    assert health.status is HealthStatus.WAITING
+    assert "127.0.0.1:9" in health.why
 
 
 def follower(log: Callable[[str], None]) -> ControlFollower:

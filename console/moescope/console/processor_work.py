@@ -63,9 +63,10 @@ def run_processor(
             ) as pipeline,
         ):
             note(f"processor of the group {settings['kafka.group']}; stop with Ctrl-C")
+            state.control = control
             # A window that is judged before its lines are known would never be judged again.
             if control.wait_until_read(stop):
-                state.working_with = control
+                state.is_working = True
                 pipeline.run(until_idle=until_idle, stop=stop)
             return pipeline.totals
 
@@ -77,7 +78,8 @@ class _State:
         self._metrics = metrics
         self._watch = watch
         self._prepares = ""
-        self.working_with: ControlFollower | None = None
+        self.control: ControlFollower | None = None
+        self.is_working = False
 
     def prepares(self, what: str) -> None:
         """Something takes its time before work begins."""
@@ -92,9 +94,13 @@ class _State:
         """Starting, waiting for thresholds and brokers, else well while thresholds are followed."""
         if self._prepares:
             return Health(HealthStatus.STARTING, self._prepares)
-        if self.working_with is None:
-            return Health(HealthStatus.WAITING, "The thresholds in force were not read yet.")
-        failure = self.working_with.failure
+        control = self.control
+        if control is None or not self.is_working:
+            trouble = "" if control is None else control.trouble
+            return Health(
+                HealthStatus.WAITING, trouble or "The thresholds in force were not read yet."
+            )
+        failure = control.failure
         if failure is not None:
             return Health(HealthStatus.FAILING, f"Thresholds are followed no longer: {failure}")
         if self._watch.is_away:

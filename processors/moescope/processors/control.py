@@ -75,6 +75,11 @@ class ControlFollower:
         """Why thresholds are followed no longer; None while they are."""
         return self._failure
 
+    @property
+    def trouble(self) -> str:
+        """Why nothing is read at present, and what to do about it; empty: all is well."""
+        return self._watch.trouble
+
     def wait_until_read(self, stop: threading.Event) -> bool:
         """Wait until everything that was published is in the book, or until told to stop.
 

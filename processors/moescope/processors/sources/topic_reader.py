@@ -17,11 +17,12 @@ from kafka.errors import (
 
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import DependencyUnreachableError
-from moescope.core.kafka import explain, missing_topic
+from moescope.core.kafka import explain
 from moescope.core.kafka.ends import end_offsets, first_offsets
 from moescope.core.kafka.places import partition_name
 from moescope.core.kafka.record_times import append_time_us
 from moescope.processors.sources.batch_log import LogRewoundError
+from moescope.processors.sources.presence import TopicPresence
 from moescope.processors.sources.protocol import Poll, SourceRecord
 from moescope.processors.sources.read_ahead import ReadAhead
 
@@ -39,8 +40,6 @@ HUNGRY_SECONDS = 0.002
 LOOK_SECONDS = 1.0
 AWAY_LOOK_SECONDS = 3.0
 LOOK_TIMEOUT_MS = 2_000
-ABSENT_LOOKS = 2
-"""The first answer may belong to a question that was asked before the topic was named."""
 BACKLOG_US = 10_000_000
 """What is read so long after it was appended is a backlog."""
 
@@ -97,8 +96,7 @@ class TopicReader:
         self._pumped_at = self._looked_at = float("-inf")
         self._unreadable: tuple[Any, int] | None = None
         self._topic_id = ""
-        self._told_ms = 0.0
-        self._absent_looks = 0
+        self._presence = TopicPresence(settings, topic, clock, watch)
 
     @property
     def numbers(self) -> Collection[int]:
@@ -108,7 +106,7 @@ class TopicReader:
     def use(self, consumer: Any) -> None:  # noqa: ANN401 (untyped library)
         """Read from this consumer from now on."""
         self._consumer = consumer
-        self._absent_looks = 0
+        self._presence.use(consumer)
 
     def give(self, numbers: Iterable[int]) -> None:
         """Read these partitions, too, once somebody asks for them."""
@@ -252,19 +250,8 @@ class TopicReader:
         self._topic_id = str(told)
 
     def look_for_topic(self) -> None:
-        """Tell whether the topic is there, where no partition is read and no end asked for."""
-        cluster = getattr(getattr(self._consumer, "_client", None), "cluster", None)
-        told_ms = getattr(cluster, "_last_successful_refresh_ms", 0.0)
-        if cluster is None or told_ms <= self._told_ms:
-            return
-        self._told_ms = told_ms
-        if cluster.partitions_for_topic(self._topic):
-            self._absent_looks = 0
-            self._watch.found()
-            return
-        self._absent_looks += 1
-        if self._absent_looks >= ABSENT_LOOKS:
-            self._watch.lost(missing_topic(self._topic))
+        """Tell whether somebody answers, where no partition is read and no end asked for."""
+        self._presence.look()
 
     def is_read(self) -> bool:
         """Whether everything that is there now was handed out."""
