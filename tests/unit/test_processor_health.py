@@ -50,7 +50,7 @@ def test_health_tells_why_thresholds_are_not_known_yet() -> None:
     told = threading.Event()
     settings = load_settings(
         environment={},
-        options={"kafka.bootstrap_servers": "127.0.0.1:9", "kafka.connect_timeout": 0.2},
+        options={"kafka.bootstrap_servers": "127.0.0.1:9", "kafka.connect_timeout": 0.5},
     )
     with ControlFollower(settings, ThresholdBook(), lambda _: told.set()) as control:
         state.control = control
