@@ -107,6 +107,22 @@ def test_processors_go_on_where_the_store_is(
     assert tables(store_file(tmp_path / "fleet")) == tables(embedded)
 
 
+@pytest.mark.parametrize("said", [3, 12])
+def test_another_number_of_partitions_is_told(
+    kafka_broker: SharedBroker,
+    topic_prefix: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    said: int,
+) -> None:
+    """A topic that was made with other settings is read whole, and its owner names both numbers."""
+    options = {"data__directory": str(tmp_path / "fleet")}
+    make_topics(topic_settings(kafka_broker.bootstrap, topic_prefix, **options))
+    own(topic_settings(kafka_broker.bootstrap, topic_prefix, kafka__partitions=said, **options))
+    line = f"{topic_prefix}.routing has 3 partitions, and kafka.partitions is 12"
+    assert (line in capsys.readouterr().err) == (said == 12)
+
+
 def test_a_store_waits_for_processors_that_are_in_the_way(
     kafka_broker: SharedBroker, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from moescope.console.kafka.letter_publisher import (
     publishes_dead_letters,
     publishing_dead_letters,
 )
+from moescope.console.kafka.partition_check import tell_partitions
 from moescope.console.output import note
 from moescope.console.stopping import beside
 from moescope.core.emission import LIVE_DOMAIN
@@ -73,6 +74,7 @@ class FleetWork:
         with (
             beside(self._publisher().run, stop, "moescope-control"),
             beside(self._read, stop, "moescope-kafka"),
+            beside(self._tell_partitions, stop, "moescope-partitions"),
             publishing_dead_letters(self._parts.store, self._parts.settings, note),
         ):
             yield
@@ -85,8 +87,12 @@ class FleetWork:
         """
         self._publisher().publish()
         self._read(stop, until_idle=True)
+        self._tell_partitions(stop)
         if publishes_dead_letters(self._parts.settings):
             DeadLetterTopic(self._parts.store, self._parts.settings, note).publish()
+
+    def _tell_partitions(self, stop: threading.Event) -> None:
+        tell_partitions(self._parts.settings, note, stop)
 
     def _publisher(self) -> ControlPublisher:
         parts = self._parts
