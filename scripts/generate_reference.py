@@ -245,10 +245,13 @@ def errors_page() -> str:
             "the answer is no: `doctor` found something broken, or `topics-check` a difference",
         ),
         ("2", "wrong use or bad input"),
-        ("3", "something that moescope depends on is unreachable: a lock, a file, a disk"),
+        (
+            "3",
+            "something that moescope depends on is unreachable: a broker, a lock, a file, a disk",
+        ),
         ("4", "insufficient data"),
         ("70", "internal error"),
-        ("130", "interrupted with Ctrl-C; `run all` ends with 0 instead"),
+        ("130", "interrupted with Ctrl-C; each `run …` ends with 0 instead, also after SIGTERM"),
     )
     return document(
         "# Errors and exit codes",

@@ -30,6 +30,13 @@ def test_what_no_waiting_mends_names_the_setting(error: type[Exception], setting
     assert error.__name__ in explained.why
 
 
+def test_an_error_is_named_once() -> None:
+    """The library's errors often begin with their own name; others do not."""
+    unreachable = explain(errors.KafkaConnectionError("111 ECONNREFUSED"), "joining", SETTINGS)
+    assert unreachable.why == "KafkaConnectionError: 111 ECONNREFUSED"
+    assert explain(OSError("no route"), "joining", SETTINGS).why == "OSError: no route"
+
+
 def test_answer_that_is_told_in_words_only_is_known_all_the_same() -> None:
     """The client wraps what it does not expect about transactions in an error without a kind."""
     told = "Unexpected error in InitProducerIdResponse: [Error 50] InvalidTransactionTimeoutError"

@@ -61,8 +61,9 @@ def run_store(
     if not settings["kafka.bootstrap_servers"]:
         raise SettingsError(
             "A fleet's store needs Kafka, and kafka.bootstrap_servers is empty.",
-            next_step="Set it, for example MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; without "
-            "Kafka, `moescope run all` does everything on one machine.",
+            next_step="Name the settings file that sets it with --config, or set "
+            "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; without Kafka, `moescope run all` does "
+            "everything on one machine.",
         )
     if reset_processors:
         need_processors(settings, "--reset-processors")

@@ -142,8 +142,8 @@ class Connection:
         return QuerySourceError(
             f"There is no moescope data in {self._place}.",
             why=f"It holds neither a store file ({STORE_FILE}) nor an export.",
-            next_step="Name the data directory (MOESCOPE_DATA_DIRECTORY or connect(path)), or"
-            " start an owner: it exports within a second.",
+            next_step="Name the data directory (--data, --config or MOESCOPE_DATA_DIRECTORY; in "
+            "Python connect(path)), or start an owner: it exports within a second.",
         )
 
 

@@ -117,7 +117,8 @@ def _connection(settings: Settings) -> dict[str, Any]:
         raise SettingsError(
             "No Kafka brokers are configured.",
             why="kafka.bootstrap_servers is empty.",
-            next_step="Set it, for example MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092.",
+            next_step="Name the settings file that sets it with --config, or set "
+            "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092.",
         )
     protocol = settings["kafka.security_protocol"]
     options: dict[str, Any] = {

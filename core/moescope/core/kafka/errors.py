@@ -111,7 +111,7 @@ def explain(error: BaseException, doing: str, settings: Settings) -> MoescopeErr
         settings: Name the brokers.
     """
     names = _names(error)
-    why = f"{type(error).__name__}: {error}"
+    why = _told(error)
     servers = settings["kafka.bootstrap_servers"]
     if is_refusal(error):
         return BrokerRefusedError(
@@ -149,6 +149,12 @@ def _missing(error: BaseException, doing: str, why: str) -> TopicMissingError:
     if topic:
         return missing_topic(topic)
     return TopicMissingError(f"A topic is missing while {doing}.", why=why, next_step=_MAKE_TOPICS)
+
+
+def _told(error: BaseException) -> str:
+    """What an error says, with the name of its class once: the library's often begin with it."""
+    name, text = type(error).__name__, str(error)
+    return text if name in text else f"{name}: {text}"
 
 
 def _names(error: BaseException) -> set[str]:

@@ -89,8 +89,9 @@ class Shipper:
             raise SettingsError(
                 "No Kafka brokers are configured.",
                 why="kafka.bootstrap_servers is empty.",
-                next_step="Set it, for example MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; "
-                "without Kafka, `moescope run all` does everything on one machine.",
+                next_step="Name the settings file that sets it with --config, or set "
+                "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=kafka:9092; without Kafka, `moescope run all` "
+                "does everything on one machine.",
             )
         self._settings = settings
         self._root = root
