@@ -104,22 +104,19 @@ class LaneOutput:
             (self._time_panes, used["pane"], used["gap"], with_panes),
             (self._step_panes, used["step_pane"], used["step_gap"], True),
         ):
-            present = pane != NO_TIME
-            if not wanted or not present.any():
+            if not wanted or not (pane != NO_TIME).any():
                 continue
-            base = int(pane[present].min())
-            code = np.where(present, ((pane - base) * 256 + scene) * len(Phase) + phase, NONE)
-            distinct, inverse = np.unique(code, return_inverse=True)
-            rows = np.empty(len(distinct), np.int64)
-            for index, value in enumerate(distinct.tolist()):
-                if value == NONE:
-                    rows[index] = NONE
-                    continue
-                rest, phase_id = divmod(value, len(Phase))
-                pane_number, scene_id = divmod(rest, 256)
-                rows[index] = arena.row(PaneKey(pane_number + base, phase_id, scene_id, node))
+            # A batch has few cells: sorting them in an array takes longer.
+            codes = list(zip(pane.tolist(), scene.tolist(), phase.tolist(), strict=True))
+            rows = {
+                (number, scene_id, phase_id): NONE
+                if number == NO_TIME
+                else arena.row(PaneKey(number, phase_id, scene_id, node))
+                for number, scene_id, phase_id in sorted(set(codes))
+            }
+            row_of_cell = np.fromiter(map(rows.__getitem__, codes), np.int64, n_cells)
             gaps = np.ascontiguousarray(gap)
-            arena.add(cells, n_cells, rows[inverse], gaps, counts, dropped, router)
+            arena.add(cells, n_cells, row_of_cell, gaps, counts, dropped, router)
 
     def add_time_blocks(
         self, blocks: TimeBlocks, node: str, scene_id: Callable[[str], int]

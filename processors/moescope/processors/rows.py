@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from moescope.core.batch import Requests
 
 _IS_UNCOUNTED = np.isin(np.arange(256), (int(Phase.WARMUP), int(Phase.DRAFT)))
+_COUNTED, _CONTEXT, _PADDING, _RECOMPUTED, _UNCOUNTED_PHASE = range(5)
+_STATUS = np.array([COUNTABLE, CONTEXT, SKIPPED, SKIPPED, SKIPPED], np.uint8)
+"""Of each kind of row."""
+_KIND_OF_FLAGS = np.full(int(UNCOUNTED_FLAGS) + 1, _COUNTED, np.uint8)
+for _flag, _kind in (
+    (RowFlag.RECOMPUTED, _RECOMPUTED),
+    (RowFlag.PADDING, _PADDING),
+    (RowFlag.CONTEXT, _CONTEXT),
+):
+    _KIND_OF_FLAGS[(np.arange(len(_KIND_OF_FLAGS)) & int(_flag)) != 0] = _kind
 
 
 @dataclass(slots=True)
@@ -58,25 +68,18 @@ def classify_rows(
     Returns:
         The account as far as flags and phases decide it, and the status uint8 [T] for `plan`.
     """
-    uncounted = _IS_UNCOUNTED[phase]
-    status = np.full(len(phase), COUNTABLE, np.uint8)
-    if not (flags & int(UNCOUNTED_FLAGS)).any() and not uncounted.any():
-        return RowAccount(rows=len(phase) if tokens is None else int(tokens.sum())), status
-    weight = np.ones(len(phase), np.int64) if tokens is None else tokens
-    context = (flags & RowFlag.CONTEXT) != 0
-    padding = ~context & ((flags & RowFlag.PADDING) != 0)
-    recomputed = ~context & ~padding & ((flags & RowFlag.RECOMPUTED) != 0)
-    uncounted &= (flags & int(UNCOUNTED_FLAGS)) == 0
-    status[padding | recomputed | uncounted] = SKIPPED
-    status[context] = CONTEXT
+    kind = _KIND_OF_FLAGS[flags & int(UNCOUNTED_FLAGS)]
+    kind[_IS_UNCOUNTED[phase] & (kind == _COUNTED)] = _UNCOUNTED_PHASE
+    # Whole numbers below 2^53: floats add them up exactly.
+    rows = np.bincount(kind, tokens, len(_STATUS)).astype(np.int64).tolist()
     account = RowAccount(
-        rows=int(weight.sum()),
-        context=int(weight[context].sum()),
-        padding=int(weight[padding].sum()),
-        recomputed=int(weight[recomputed].sum()),
-        uncounted_phase=int(weight[uncounted].sum()),
+        rows=sum(rows),
+        context=rows[_CONTEXT],
+        padding=rows[_PADDING],
+        recomputed=rows[_RECOMPUTED],
+        uncounted_phase=rows[_UNCOUNTED_PHASE],
     )
-    return account, status
+    return account, _STATUS[kind]
 
 
 def counts_that_add_up(

@@ -159,7 +159,7 @@ class SimilarityPanes:
             if not len(mine):
                 continue
             numbers = cells["pane"][mine] // (size // PANE_US)
-            for number in np.unique(numbers).tolist():
+            for number in sorted(set(numbers.tolist())):
                 pane = self._pane(phase, number, offset)
                 if pane is not None:
                     here = mine[numbers == number]

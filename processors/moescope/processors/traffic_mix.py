@@ -20,16 +20,14 @@ def mix_of(batch: RoutingBatch) -> Mix:
     rows = batch.tokens if batch.tokens is not None else batch.token_blocks
     if rows is None or not len(rows):
         return {}
-    weight = (
-        np.ones(len(rows), np.int64) if batch.token_blocks is None else batch.token_blocks.tokens
-    )
-    counted = (rows.flags & int(UNCOUNTED_FLAGS)) == 0
+    counted = np.flatnonzero((rows.flags & int(UNCOUNTED_FLAGS)) == 0)
     codes = rows.request[counted].astype(np.int64) * len(Phase) + rows.phase[counted]
-    sums = np.bincount(codes, weight[counted], len(batch.requests) * len(Phase))
+    weight = None if batch.token_blocks is None else batch.token_blocks.tokens[counted]
+    sums = np.bincount(codes, weight, len(batch.requests) * len(Phase))
     mix: Mix = {}
     for code in np.flatnonzero(sums).tolist():
         request, phase = divmod(code, len(Phase))
-        if Phase(phase) in HEALTH_PHASES:
+        if phase in HEALTH_PHASES:
             key = (phase, batch.requests.scenes[request] or UNKNOWN_SCENE)
             mix[key] = mix.get(key, 0) + int(sums[code])
     return mix
