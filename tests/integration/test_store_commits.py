@@ -392,6 +392,7 @@ from moescope.storage.store import Store
 records, processor = make_records(5, 12), RowProcessor()
 store = Store(Path(sys.argv[1]), share_finisher, SHAPES)
 failures = 0
+assert (store.fencing_token, store.trouble) == (1, "")
 for begin in range(0, 12, 3):
     emission = processor.emission(records[begin : begin + 3], sealed=begin == 9)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -402,6 +403,7 @@ for begin in range(0, 12, 3):
         store.apply(emission)
     except StoreWriteError as error:
         assert error.retriable
+        assert error.what in store.trouble and "free space" in store.trouble
         failures += 1
         try:
             store.cursor().close()
@@ -411,6 +413,8 @@ for begin in range(0, 12, 3):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         store.apply(emission)
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    # It was opened again, and nobody else had it meanwhile.
+    assert (store.fencing_token, store.trouble) == (1, "")
 store.close()
 print(failures)
 """

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -19,7 +19,7 @@ from moescope.core.errors import InternalError
 from moescope.storage.commit import Commit
 from moescope.storage.control import insert_rows, next_number
 from moescope.storage.database import open_database
-from moescope.storage.errors import FencedError, StoreWriteError
+from moescope.storage.errors import FencedError, StoreUnreadableError, StoreWriteError
 from moescope.storage.memory import Memory, load_memory
 from moescope.storage.progress import (
     read_delta_offsets,
@@ -32,7 +32,7 @@ from moescope.storage.threshold_rows import read_book
 from moescope.storage.transaction import transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from moescope.core.clock import Clock
@@ -110,6 +110,7 @@ class Store:
         self._memory: Memory | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._fencing_token = 0
+        self._trouble = ""
         with self._lock:
             self._open()
 
@@ -117,6 +118,11 @@ class Store:
     def fencing_token(self) -> int:
         """Greater than that of every owner before."""
         return self._fencing_token
+
+    @property
+    def trouble(self) -> str:
+        """Why the last write failed, and what to do about it; empty: it did not."""
+        return self._trouble
 
     def load_progress(self) -> dict[str, PartitionProgress]:
         """Progress of every partition as of the last commit."""
@@ -164,7 +170,7 @@ class Store:
                 emission can be applied again.
             FencedError: Another owner took over.
         """
-        with self._lock:
+        with self._lock, self._telling_trouble():
             began = self._clock.monotonic()
             connection = self._open()
             memory = self._memory or load_memory(connection, self._shapes)
@@ -222,7 +228,7 @@ class Store:
             StoreWriteError: The file could not be written; nothing of it was kept.
             FencedError: Another owner took over.
         """
-        with self._lock:
+        with self._lock, self._telling_trouble():
             connection = self._open()
             try:
                 with transaction(connection):
@@ -304,6 +310,15 @@ class Store:
             self._forget()
         return self._connection
 
+    @contextmanager
+    def _telling_trouble(self) -> Iterator[None]:
+        try:
+            yield
+        except (StoreWriteError, StoreUnreadableError) as error:
+            self._trouble = f"{error.what} {error.next_step}"
+            raise
+        self._trouble = ""
+
     def _forget(self) -> None:
         """Drop what is in memory: it may disagree with the file."""
         self._memory = None
@@ -349,6 +364,9 @@ class Store:
         who = [socket.gethostname(), os.getpid(), self._now()]
         with transaction(connection):
             row = connection.execute("SELECT fencing_token, last_commit_id FROM owner").fetchone()
+            if row and row[0] == self._fencing_token:
+                # Opened again after a failure, and nobody else had it meanwhile.
+                return self._fencing_token
             token, commit_id = (row[0] + 1, row[1]) if row else (1, 0)
             connection.execute("DELETE FROM owner")
             connection.execute("INSERT INTO owner VALUES (?, ?, ?, ?, ?)", [token, *who, commit_id])
