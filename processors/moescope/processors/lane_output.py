@@ -13,6 +13,7 @@ from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import CloseReason, Fidelity, Phase, ScopeKind, WindowKind
 from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
 from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey, told_drops
+from moescope.processors.sums import sum_of
 from moescope.processors.trailing import PERIOD_US, TrailingSums
 
 if TYPE_CHECKING:
@@ -477,13 +478,13 @@ def _sum_panes(panes: list[Pane]) -> Pane:
     if len(panes) == 1:
         return first
     return first._replace(
-        counts=np.sum([pane.counts for pane in panes], axis=0, dtype=np.uint32),
-        dropped=np.sum([pane.dropped for pane in panes], axis=0, dtype=np.uint64),
-        router=np.sum([pane.router for pane in panes], axis=0),
+        counts=sum_of([pane.counts for pane in panes]),
+        dropped=sum_of([pane.dropped for pane in panes]),
+        router=sum_of([pane.router for pane in panes]),
         seen=sum(pane.seen for pane in panes),
         first_time_us=min(pane.first_time_us for pane in panes),
         last_time_us=max(pane.last_time_us for pane in panes),
-        gaps=np.sum([pane.gaps for pane in panes], axis=0),
+        gaps=sum_of([pane.gaps for pane in panes]),
         lost=sum(pane.lost for pane in panes),
         unknown_gap=any(pane.unknown_gap for pane in panes),
     )

@@ -11,15 +11,15 @@ from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.processors.pane_profiles import add_lag_sums, add_position_counts
 from moescope.processors.similarity import add_similarity_sums
+from moescope.processors.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from numpy.typing import NDArray
-
     from moescope.core.emission import SharedDelta
 
 T = TypeVar("T")
+_UNKNOWN = np.uint64(DROPS_UNKNOWN)
 
 
 def merge_deltas(deltas: Iterable[SharedDelta]) -> list[SharedDelta]:
@@ -38,19 +38,24 @@ def merge_deltas(deltas: Iterable[SharedDelta]) -> list[SharedDelta]:
 
 
 def _sum(parts: list[SharedDelta]) -> SharedDelta:
-    counts = parts[0].counts.astype(np.uint64)
-    told = np.stack([part.dropped for part in parts])
-    unknown = np.uint64(DROPS_UNKNOWN)
-    dropped = np.where((told == unknown).any(axis=0), unknown, told.sum(axis=0, dtype=np.uint64))
-    gaps = parts[0].request_gaps.copy()
-    scene_tokens: dict[str, int] = dict(parts[0].scene_tokens)
-    for part in parts[1:]:
+    first, second, *others = parts
+    counts = np.add(first.counts, second.counts, dtype=np.uint64)
+    dropped = first.dropped + second.dropped
+    largest = np.maximum(first.dropped, second.dropped)
+    gaps = first.request_gaps + second.request_gaps
+    for part in others:
         counts += part.counts
+        dropped += part.dropped
+        np.maximum(largest, part.dropped, out=largest)
         gaps += part.request_gaps
+    # The largest number of all: who has it as a part does not tell.
+    dropped[largest == _UNKNOWN] = _UNKNOWN
+    scene_tokens: dict[str, int] = dict(first.scene_tokens)
+    for part in parts[1:]:
         for scene, tokens in part.scene_tokens.items():
             scene_tokens[scene] = scene_tokens.get(scene, 0) + tokens
     return replace(
-        parts[0],
+        first,
         counts=counts,
         dropped=dropped,
         request_gaps=gaps,
@@ -65,7 +70,7 @@ def _sum(parts: list[SharedDelta]) -> SharedDelta:
         last_time_us=max(part.last_time_us for part in parts),
         requests=sum(part.requests for part in parts),
         last_of_task=any(part.last_of_task for part in parts),
-        router=_added(_known(part.router for part in parts), _sum_arrays),
+        router=_added(_known(part.router for part in parts), sum_of),
         positions=_added(_known(part.positions for part in parts), add_position_counts),
         similarity=_added(_known(part.similarity for part in parts), add_similarity_sums),
         lags=_added(_known(part.lags for part in parts), add_lag_sums),
@@ -78,8 +83,3 @@ def _known(parts: Iterable[T | None]) -> list[T]:
 
 def _added(parts: list[T], add: Callable[[list[T]], T]) -> T | None:
     return add(parts) if parts else None
-
-
-def _sum_arrays(parts: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    total: NDArray[np.int64] = np.sum(parts, axis=0)
-    return total

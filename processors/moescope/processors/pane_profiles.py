@@ -19,6 +19,7 @@ from moescope.processors.kernels.profiles import (
 from moescope.processors.kernels.records import NONE
 from moescope.processors.lags import NO_RING, LagPanes
 from moescope.processors.similarity import SimilarityPanes
+from moescope.processors.sums import sum_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -210,6 +211,6 @@ def _panes_of(cells: Records) -> tuple[list[PaneOfPhase], NDArray[np.int64]]:
 def add_lag_sums(parts: list[LagSums]) -> LagSums:
     """Add lag overlaps up."""
     return LagSums(
-        np.sum([part.overlap for part in parts], axis=0),
-        np.sum([part.pairs for part in parts], axis=0),
+        sum_of([part.overlap for part in parts]),
+        sum_of([part.pairs for part in parts]),
     )

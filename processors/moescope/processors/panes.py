@@ -22,11 +22,12 @@ NO_LAST = -(2**63)
 UNKNOWN_DROPS = np.uint64(1 << 40)
 """Added once per cell whose producer does not tell drops: sums of it stay above any real number
 of assignments until `told_drops` says so."""
+_NOT_TOLD = np.uint64(DROPS_UNKNOWN)
 
 
 def told_drops(sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Sums of drops as others read them: `DROPS_UNKNOWN` where one part does not tell."""
-    return np.where(sums >= UNKNOWN_DROPS, np.uint64(DROPS_UNKNOWN), sums)
+    return np.where(sums >= UNKNOWN_DROPS, _NOT_TOLD, sums)
 
 
 class PaneKey(NamedTuple):

@@ -17,6 +17,7 @@ from moescope.core.vocabulary import Phase
 from moescope.processors.kernels.records import PANE_US
 from moescope.processors.kernels.similarity import add_counts, sum_requests
 from moescope.processors.row_sampling import salted_hash
+from moescope.processors.sums import sum_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,7 @@ def add_similarity_sums(parts: list[SimilaritySums]) -> SimilaritySums:
     return replace(
         first,
         **{
-            name: np.sum([getattr(part, name) for part in parts], axis=0)
+            name: sum_of([getattr(part, name) for part in parts])
             for name in ("weighted", "squares", "requests", "left_out")
         },
     )
