@@ -99,7 +99,12 @@ def run_agent(settings: Settings, stop: threading.Event, *, until_idle: bool) ->
         else:
             with beside(agent.run, stop, "moescope-agent"):
                 shipper.run(stop)
-            waiting = shipper.drain(seconds=settings["kafka.delivery_timeout"])
+            longest = settings["kafka.delivery_timeout"]
+            note(
+                f"shipping what is left, for at most {longest:g} s; a second signal ends that at "
+                "once, and the rest waits for the next start"
+            )
+            waiting = shipper.drain(seconds=longest)
         return _totals(agent, shipper, waiting)
 
 
