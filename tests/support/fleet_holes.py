@@ -120,6 +120,8 @@ def seconds_of_losses(topic: Mapping[int, Sequence[Place]]) -> set[int]:
         if header.drops.lost_rows or header.sequence > sequence + 1:
             times = None if tokens is None else tokens.event_time_us
             end = header.watermark_us if times is None or not len(times) else int(times.min())
-            found |= set(range(watermark // SECOND_US, end // SECOND_US + 1))
+            # The first row may be one that is repeated from before, as context.
+            begin = min(watermark, end)
+            found |= set(range(begin // SECOND_US, end // SECOND_US + 1))
         last[header.node] = (header.sequence, max(watermark, header.watermark_us))
     return found
