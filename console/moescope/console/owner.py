@@ -106,8 +106,8 @@ class Owner:
 
     @property
     def trouble(self) -> str:
-        """Why no live traffic comes from Kafka at present; empty: nothing is wrong."""
-        return "" if self._fleet is None else self._fleet.trouble
+        """Why nothing is stored, or no live traffic comes at present; empty: nothing is wrong."""
+        return self.parts.store.trouble or ("" if self._fleet is None else self._fleet.trouble)
 
     def run(
         self,
