@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from support.fleet_results import present_commit, refusal  # noqa: E402
 from support.killed_rounds import Round, judge, run_killed, write_round  # noqa: E402
 
 PAGE = ROOT / "docs/reliability.md"
@@ -46,15 +46,8 @@ def table(found: Sequence[Round]) -> str:
     return "\n".join(lines)
 
 
-def circumstances(seed: int) -> str:
+def circumstances(commit: str, seed: int) -> str:
     """Commit, versions and machine of a run."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
     parts = ", ".join(f"{name} {version(name)}" for name in ("duckdb", "numpy", "numba"))
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, commit {commit}, seed {seed}, Python "
@@ -67,6 +60,7 @@ def main() -> None:
     """Run, write the page, and fail if anything was lost or counted twice."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    commit = present_commit()
     with tempfile.TemporaryDirectory() as directory:
         folders = [Path(directory) / f"{n}" for n in range(kills // KILLS_PER_ROUND + 1)]
         records = {
@@ -77,12 +71,15 @@ def main() -> None:
         found = [
             judge(Path(directory) / name, records[name], number) for name, number in killed.items()
         ]
-    text = PAGE.read_text(encoding="utf-8")
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    results = f"{BEGIN}\n\n{circumstances(seed)}\n\n{table(found)}\n\n{END}"
-    PAGE.write_text(head + results + tail, encoding="utf-8")
     sys.stdout.write(table(found) + "\n")
+    if why := refusal(commit):
+        sys.stderr.write(f"The page is not written: {why}\n")
+    else:
+        text = PAGE.read_text(encoding="utf-8")
+        head, rest = text.split(BEGIN)
+        tail = rest.split(END)[1]
+        results = f"{BEGIN}\n\n{circumstances(commit, seed)}\n\n{table(found)}\n\n{END}"
+        PAGE.write_text(head + results + tail, encoding="utf-8")
     if not all((one.lost, one.twice, one.same_tables) == (0, 0, True) for one in found):
         sys.exit(1)
 

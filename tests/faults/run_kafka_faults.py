@@ -25,9 +25,9 @@ from support.fleet_results import (
     PAGE,
     ROOT,
     Result,
-    changes_since,
     circumstances,
     present_commit,
+    refusal,
     write_results,
 )
 from support.fleet_scenarios import Stage
@@ -55,15 +55,6 @@ def run(name: str, folder: Path, arguments: argparse.Namespace) -> Result:
         return SCENARIOS[name](stage, arguments.scale)
 
 
-def refusal(commit: str) -> str:
-    """Why the page is not written while the code is not that of a commit."""
-    changes = changes_since(commit)
-    return (
-        f"{PAGE} names the commit that is run, and {len(changes)} files are not as in {commit}"
-        f" ({', '.join(changes[:5])}). Commit them, or run less with --scale, which writes no page."
-    )
-
-
 def main() -> None:
     """Run scenarios, write the page, and fail if anything was not as promised."""
     parser = argparse.ArgumentParser(description="Break a fleet over Kafka in many ways.")
@@ -83,8 +74,8 @@ def main() -> None:
             "--pace is above 0 and at most 1: promises ahead of the clock are not believed"
         )
     writes_page, commit = arguments.scale == 1, present_commit()
-    if writes_page and changes_since(commit):
-        sys.exit(refusal(commit))
+    if writes_page and (why := refusal(commit)):
+        sys.exit(why)
     failed = []
     with tempfile.TemporaryDirectory(prefix="moescope-faults-") as temporary:
         root = arguments.keep or Path(temporary)
@@ -104,8 +95,8 @@ def main() -> None:
             sys.stdout.write(text + "\n\n")
             if not found.is_good:
                 failed.append(name)
-            elif writes_page and changes_since(commit):
-                say(f"{name}: not written, {refusal(commit)}")
+            elif writes_page and (why := refusal(commit)):
+                say(f"{name}: not written, {why}")
                 failed.append(name)
             elif writes_page:
                 write_results(ROOT / PAGE, f"kafka {name}", text)

@@ -137,6 +137,17 @@ def changes_since(commit: str) -> list[str]:
     return sorted({*changed, *new})
 
 
+def refusal(commit: str) -> str:
+    """Why the page is not written while the code is not that of a commit; empty: it may be."""
+    changes = changes_since(commit)
+    if not changes:
+        return ""
+    return (
+        f"{PAGE} names the commit that is run, and {len(changes)} files are not as in {commit}"
+        f" ({', '.join(changes[:5])}). Commit them, or run less, which writes no page."
+    )
+
+
 def kafka_version() -> str:
     """Version of the broker that the jars are for."""
     text = KAFKA_POM.read_text(encoding="utf-8")
