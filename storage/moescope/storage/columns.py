@@ -69,10 +69,15 @@ def empty_lists(rows: int) -> pa.Array:
 
 def records(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Python rows as an Arrow table with the declared types; TIMESTAMPs are given in µs."""
-    columns = TABLE_BY_NAME[table].columns
+    names = [column.name for column in TABLE_BY_NAME[table].columns]
+    return table_of(table, {name: [row[name] for row in rows] for name in names})
+
+
+def table_of(table: str, columns: Mapping[str, Sequence[Any]]) -> pa.Table:
+    """Python columns as an Arrow table with the declared types; TIMESTAMPs are given in µs."""
     arrays = {}
-    for column in columns:
-        values = [row[column.name] for row in rows]
+    for column in TABLE_BY_NAME[table].columns:
+        values = columns[column.name]
         if column.type == "TIMESTAMP":
             arrays[column.name] = timestamps(values)
         else:

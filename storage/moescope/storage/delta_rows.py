@@ -11,10 +11,10 @@ from moescope.core.clock import NO_TIME
 from moescope.core.emission import SharedDelta
 from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import ScopeKind, WindowKind
-from moescope.storage.columns import insert, records
+from moescope.storage.columns import insert, table_of
 from moescope.storage.extras_codec import decode_extras, encode_extras
 from moescope.storage.lanes import lane_id
-from moescope.storage.shared import PaneSums, Series, WindowSpan, add_panes
+from moescope.storage.shared import PaneSums, WindowSpan, add_panes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +32,7 @@ _NAMES = (
     "pane", "seen", "lost", "unknown_gap", "first_time_us", "last_time_us", "requests",
     "last_of_task",
 )  # fmt: skip
+_UNSIGNED, _SIGNED = np.dtype("<u8"), np.dtype("<i8")
 _WIDTHS = tuple((np.dtype(f"<u{size}"), (1 << 8 * size) - 1) for size in (1, 2, 4, 8))
 """Types from the narrowest, each with the largest value that it holds."""
 
@@ -59,29 +60,30 @@ def insert_deltas(
     commit_id: int,
 ) -> None:
     """Store panes, each with the watermark until which it is kept."""
-    rows = []
-    for delta, keep_until_us in deltas:
-        row: dict[str, Any] = {name: getattr(delta, name) for name in _NAMES}
-        row |= {
-            "lane": lane_id(delta.lane),
-            "domain": delta.lane.domain,
-            "phase": delta.phase,
-            "scope_kind": str(delta.scope_kind),
-            "scope_value": delta.scope_value,
-            "window_kind": str(delta.kind),
-            "task": Series.of(delta).task,
-            "counts": encode_counts(delta.counts),
-            "dropped": delta.dropped.astype("<u8").tobytes(),
-            "request_gaps": delta.request_gaps.astype("<i8").tobytes(),
-            "router": None if delta.router is None else delta.router.astype("<i8").tobytes(),
-            "extras": encode_extras(delta),
-            "scenes": list(delta.scene_tokens),
-            "scene_tokens": list(delta.scene_tokens.values()),
-            "keep_until_us": keep_until_us,
-            "commit_id": commit_id,
-        }
-        rows.append(row)
-    insert(connection, "deltas", records("deltas", rows))
+    panes = [delta for delta, _ in deltas]
+    columns: dict[str, list[Any]] = {
+        name: [getattr(pane, name) for pane in panes] for name in (*_NAMES, "phase", "scope_value")
+    }
+    columns |= {
+        "lane": [lane_id(pane.lane) for pane in panes],
+        "domain": [pane.lane.domain for pane in panes],
+        "scope_kind": [pane.scope_kind.value for pane in panes],
+        "window_kind": [pane.kind.value for pane in panes],
+        "task": [pane.task if pane.kind is WindowKind.TASK else "" for pane in panes],
+        "counts": [encode_counts(pane.counts) for pane in panes],
+        "dropped": [pane.dropped.astype(_UNSIGNED, copy=False).tobytes() for pane in panes],
+        "request_gaps": [pane.request_gaps.astype(_SIGNED, copy=False).tobytes() for pane in panes],
+        "router": [
+            None if pane.router is None else pane.router.astype(_SIGNED, copy=False).tobytes()
+            for pane in panes
+        ],
+        "extras": [encode_extras(pane) for pane in panes],
+        "scenes": [list(pane.scene_tokens) for pane in panes],
+        "scene_tokens": [list(pane.scene_tokens.values()) for pane in panes],
+        "keep_until_us": [keep_until_us for _, keep_until_us in deltas],
+        "commit_id": [commit_id] * len(panes),
+    }
+    insert(connection, "deltas", table_of("deltas", columns))
 
 
 def _delta(row: dict[str, Any], lane: LaneKey) -> SharedDelta:

@@ -39,7 +39,9 @@ def encode_extras(delta: SharedDelta) -> bytes | None:
     arrays: list[Any] = [present]
     if positions is not None:
         # Differences of ascending indices fit into one byte, nearly all of them.
-        arrays += [np.diff(positions.index, prepend=0), positions.count]
+        steps = positions.index.copy()
+        steps[1:] -= positions.index[:-1]
+        arrays += [steps, positions.count]
     if similarity is not None:
         arrays += [
             [similarity.start_us, similarity.size_us],
