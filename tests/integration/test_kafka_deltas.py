@@ -161,7 +161,10 @@ def test_repeated_emissions_are_left_out_and_straddling_ones_stop(
 
 
 def test_foreign_records_and_gaps_are_seen_and_passed(tmp_path: Path, settings: Settings) -> None:
-    """Junk is kept as a dead letter; records that retention removed are counted as lost."""
+    """Junk is kept as a dead letter; what retention removed is counted, with marks of transactions.
+
+    Three records were committed, and one was not; nobody can tell afterwards.
+    """
     topic = f"{settings['kafka.topic_prefix']}.deltas"
     first, second = emissions_of("p-0", commits=2)
     metrics = SelfMetrics()
@@ -177,8 +180,11 @@ def test_foreign_records_and_gaps_are_seen_and_passed(tmp_path: Path, settings: 
             producer.begin_transaction()
             send_records(settings, producer, [EmissionRecord(b"k", b"lost", [])] * 3)
             producer.commit_transaction()
+            producer.begin_transaction()
+            send_records(settings, producer, [EmissionRecord(b"k", b"never", [])])
+            producer.abort_transaction()
         with closing(open_admin(settings)) as admin:
-            admin.delete_records({TopicPartition(topic, 0): read_to + 3})
+            admin.delete_records({TopicPartition(topic, 0): read_to + 6})
         send_emissions(settings, "b", [second])
         apply_deltas(settings, store, metrics)
         assert store.load_progress()["p-0"].emitted_to == 6
@@ -189,9 +195,13 @@ def test_foreign_records_and_gaps_are_seen_and_passed(tmp_path: Path, settings: 
             letters = cursor.execute(
                 "SELECT reason, payload, log_offset FROM dead_letters ORDER BY 1"
             ).fetchall()
-    assert counts == [("damaged_emission", 1, 1), ("deltas_gap", 3, 1)]
+            details = cursor.execute(
+                "SELECT detail FROM dead_letters WHERE reason = 'deltas_gap'"
+            ).fetchall()
+    assert [detail.startswith("up to 6 records") for (detail,) in details] == [True]
+    assert counts == [("damaged_emission", 1, 1), ("deltas_gap", 6, 1)]
     assert letters == [("damaged_emission", b"junk", 0), ("deltas_gap", b"", read_to)]
-    assert metrics.value("moescope_store_gap_emissions_total") == 3
+    assert metrics.value("moescope_store_gap_emissions_total") == 6
 
 
 def test_a_topic_that_was_made_anew_is_an_error(tmp_path: Path, settings: Settings) -> None:

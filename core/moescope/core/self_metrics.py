@@ -79,7 +79,7 @@ SELF_METRICS: tuple[SelfMetric, ...] = (
     _counter("store_commit_seconds", "Time spent in them."),
     _counter("store_emissions", "Emissions of processors applied."),
     _counter("store_refused_emissions", "Emissions that repeat what is stored, left out."),
-    _counter("store_gap_emissions", "Records of the deltas topic gone before they were read."),
+    _counter("store_gap_emissions", "Places in the deltas topic gone before they were read."),
     _gauge("store_lag_records", "Records of the deltas topic not applied yet."),
     _gauge("store_next_offset", "First record whose output is not stored yet.", "partition"),
     _gauge("store_watermark_timestamp_seconds", "Event time up to which windows closed.", "domain"),

@@ -79,9 +79,12 @@ class SetAside:
     def put_gap(self, first: int, end: int) -> None:
         """Take records that were gone before they were read: from `first` up to (excluding) `end`.
 
-        What stands for them is always kept.
+        Marks of transactions and records of those that failed have places there, too, and nobody
+        can tell any more. What stands for them is always kept.
         """
-        detail = f"records {first} to {end - 1} were gone before they were read"
+        detail = (
+            f"up to {end - first} records ({first} to {end - 1}) were gone before they were read"
+        )
         self._log(f"{self._partition}: {detail}; what processors committed there is lost")
         letter = self._letter(
             first, self._clock.now_us(), DeadLetterReason.DELTAS_GAP.value, detail, b""
