@@ -88,3 +88,18 @@ def test_panes_without_watermark_are_bounded() -> None:
         before = each.lowest_offset()
         _add(each, [1], np.array([40, 0], np.uint16), 0)
         assert each.lowest_offset() == before
+
+
+def test_pane_of_many_requests_keeps_what_it_held_before_it_grew() -> None:
+    """75 requests in two calls, 20 rows each time, more than a pane has room for at first."""
+    panes = SimilarityPanes((1, 2), 1, WindowConfig(), NO_TIME)
+    for _ in range(2):
+        for requests in (range(5), range(5, 75)):
+            _add(panes, list(requests), np.array([15, 5], np.uint16))
+    panes.seal()
+    ((_, sums),) = panes.closed()
+    each = similarity_sums(np.array([[[30, 10]]]), 1, 32, start_us=0, size_us=1)
+    assert each is not None
+    assert sums.requests.tolist() == [75]
+    assert sums.weighted.tolist() == (75 * each.weighted).tolist()
+    assert sums.squares.tolist() == (75 * each.squares).tolist()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _SALT = b"moescope-request-similarity"
 OPEN_PANES = 64
 """Per phase; a newer one closes the oldest. Only logs without watermarks get that far."""
+FIRST_ROWS = 16
+"""Requests that a pane has room for at first."""
 _SIZES = {int(Phase[name.upper()]): size for name, size in SIMILARITY_PANE_US.items()}
 
 
@@ -85,8 +87,8 @@ class _Pane:
     def __init__(self, width: int, most_requests: int, offset: int) -> None:
         self.offset = offset
         self._most_requests = most_requests
-        # Memory that is never touched costs nothing: rows come from the system when they are used.
-        self.counts = np.zeros((most_requests, width), np.uint32)
+        # Room for all of them at once would be cleared for each pane, megabytes for a few rows.
+        self.counts = np.zeros((min(FIRST_ROWS, most_requests), width), np.uint32)
         self.row_of: dict[int, int] = {}
         self._largest: list[int] = []
 
@@ -114,8 +116,16 @@ class _Pane:
                 return
             row = self.row_of.pop(-heapq.heappop(self._largest))
             self.counts[row] = 0
+        elif row == len(self.counts):
+            self._grow()
         self.row_of[request] = row
         heapq.heappush(self._largest, -request)
+
+    def _grow(self) -> None:
+        known = self.counts
+        rows = min(2 * len(known), self._most_requests)
+        self.counts = np.zeros((rows, known.shape[1]), np.uint32)
+        self.counts[: len(known)] = known
 
 
 class SimilarityPanes:
