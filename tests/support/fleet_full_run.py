@@ -121,9 +121,18 @@ def _hole_rows(found: Sequence[Holes]) -> list[tuple[str, str]]:
     rows = []
     for one in found:
         rows += [
-            (f"{one.size_s} s windows: all, with rows missing", f"{one.windows}, {one.short}"),
-            ("of these, not marked (`complete`, coverage 1)", f"{one.unmarked}"),
-            ("whole, and marked: beside a loss, elsewhere", f"{one.beside}, {one.blamed}"),
+            (
+                f"windows of {one.size_s} s, and those of them of which rows are missing",
+                f"{one.windows}, {one.short}",
+            ),
+            (
+                "of those that miss rows: claim to be whole (`complete`, coverage 1)",
+                f"{one.unmarked}",
+            ),
+            (
+                "of those that miss none: marked beside a loss, marked elsewhere",
+                f"{one.beside}, {one.blamed}",
+            ),
         ]
     return rows
 
