@@ -390,7 +390,8 @@ from moescope.storage.errors import StoreWriteError
 from moescope.storage.store import Store
 
 records, processor = make_records(5, 12), RowProcessor()
-store = Store(Path(sys.argv[1]), share_finisher, SHAPES)
+told = []
+store = Store(Path(sys.argv[1]), share_finisher, SHAPES, log=told.append)
 failures = 0
 assert (store.fencing_token, store.trouble) == (1, "")
 for begin in range(0, 12, 3):
@@ -404,14 +405,18 @@ for begin in range(0, 12, 3):
     except StoreWriteError as error:
         assert error.retriable
         assert error.what in store.trouble and "free space" in store.trouble
+        assert [error.what in line for line in told] == [True]
         failures += 1
         try:
             store.cursor().close()
         except StoreWriteError as refused:
             assert refused.retriable
             failures += 1
+        assert len(told) == 1
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         store.apply(emission)
+        assert "can be written again" in told[-1]
+        told.clear()
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     # It was opened again, and nobody else had it meanwhile.
     assert (store.fencing_token, store.trouble) == (1, "")

@@ -114,6 +114,7 @@ def opened_store(
         book=book,
         hook=hook,
         metrics=metrics,
+        log=note if closes_windows else None,
     ) as store:
         exporter = Exporter(
             store,

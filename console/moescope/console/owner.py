@@ -21,7 +21,7 @@ from moescope.processors.config import WindowConfig
 from moescope.processors.pipeline import Pipeline
 from moescope.processors.pipeline_metrics import PipelineMetrics
 from moescope.processors.sources.batch_log import BatchLogSource
-from moescope.storage.errors import StoreInUseError
+from moescope.storage.errors import StoreInUseError, StoreWriteError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -196,7 +196,7 @@ class Owner:
                     self.exporter.export_tail()
                 self._export_failure = None
             except Exception as failure:  # noqa: BLE001 (kept: the next interval tries again)
-                if self._export_failure is None:
+                if self._export_failure is None and not isinstance(failure, StoreWriteError):
                     note(f"export failed, trying again: {failure}")
                 self._export_failure = failure
             # While a backlog is read each export is large: commits keep most of the machine.

@@ -77,6 +77,8 @@ class Store:
             each `change` of them. Whoever judges windows reads the same book.
         hook: Takes part in the transaction of each emission.
         metrics: Told of each transaction.
+        log: Told when the file cannot be written, and when it can be again: once each, whoever
+            tries meanwhile.
 
     Raises:
         StoreInUseError: Another process owns the file.
@@ -95,7 +97,9 @@ class Store:
         book: ThresholdBook | None = None,
         hook: CommitHook | None = None,
         metrics: SelfMetrics | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
+        self._log = log
         self._path = path
         self._finisher = finisher
         self._shapes = shapes
@@ -260,7 +264,7 @@ class Store:
         Raises:
             StoreWriteError: The file had to be opened again, and could not be written.
         """
-        with self._lock:
+        with self._lock, self._telling_trouble(writes=False):
             connection = self._open()
             try:
                 return connection.cursor()
@@ -311,13 +315,18 @@ class Store:
         return self._connection
 
     @contextmanager
-    def _telling_trouble(self) -> Iterator[None]:
+    def _telling_trouble(self, *, writes: bool = True) -> Iterator[None]:
         try:
             yield
         except (StoreWriteError, StoreUnreadableError) as error:
+            if not self._trouble and self._log is not None:
+                self._log(" ".join(str(error).splitlines()))
             self._trouble = f"{error.what} {error.next_step}"
             raise
-        self._trouble = ""
+        if self._trouble and writes:
+            self._trouble = ""
+            if self._log is not None:
+                self._log(f"the store file {self._path} can be written again")
 
     def _forget(self) -> None:
         """Drop what is in memory: it may disagree with the file."""

@@ -12,6 +12,7 @@ from moescope.core.emission import DeadLetter
 from moescope.core.kafka import Topic, explain, open_producer, topic_name
 from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.ending import end_producer
+from moescope.storage.errors import StoreWriteError
 from moescope.storage.store import last_commit
 
 if TYPE_CHECKING:
@@ -102,9 +103,11 @@ class DeadLetterTopic:
             try:
                 self.publish()
             except Exception as error:  # noqa: BLE001 (nobody else would publish until a restart)
-                if not is_waiting and not self._stopping.is_set():
+                is_told = is_waiting or isinstance(error, StoreWriteError)
+                if not is_told and not self._stopping.is_set():
                     self._log(f"dead letters wait for their topic: {error}")
-                is_waiting = True
+                # The store tells of itself.
+                is_waiting = is_waiting or not isinstance(error, StoreWriteError)
                 self._stopping.wait(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
             else:

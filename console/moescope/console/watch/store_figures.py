@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.clock import NO_TIME
 from moescope.core.emission import LIVE_DOMAIN
+from moescope.storage.errors import StoreWriteError
 from moescope.storage.places import store_file
 
 if TYPE_CHECKING:
@@ -49,12 +50,20 @@ class StoreFigures:
         self._labels: dict[str, set[str]] = {}
 
     def take(self) -> None:
-        """Set the metrics.
+        """Set the metrics; those of its tables stay as they are while it cannot be opened.
+
+        The store tells that itself.
 
         Raises:
             MoescopeError: The store cannot be read now.
             OSError: Its file cannot be looked at.
         """
+        with suppress(StoreWriteError):
+            self._take_from_tables()
+        self._metrics.set("moescope_store_fencing_token", self._store.fencing_token)
+        self._metrics.set("moescope_store_file_bytes", self._file_bytes())
+
+    def _take_from_tables(self) -> None:
         metrics = self._metrics
         with closing(self._store.cursor()) as cursor:
             reached = cursor.execute(_WATERMARK_SQL, [LIVE_DOMAIN]).fetchone()
@@ -72,8 +81,6 @@ class StoreFigures:
         self._set_each("moescope_store_dead_letters", "reason", dead_letters)
         self._set_each("moescope_store_open_alerts", "state", alerts)
         self._set_each("moescope_store_job_failing", "name", jobs)
-        metrics.set("moescope_store_fencing_token", self._store.fencing_token)
-        metrics.set("moescope_store_file_bytes", self._file_bytes())
 
     def _set_each(self, metric: str, label: str, rows: Iterable[tuple[str, float]]) -> None:
         """Set one value per label; what has gone is 0 now, not what it was."""

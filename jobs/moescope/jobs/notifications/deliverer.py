@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from moescope.jobs.notifications.errors import DeliveryError
 from moescope.jobs.notifications.outbox import read_waiting, record_delivery, record_failure
-from moescope.storage.errors import FencedError
+from moescope.storage.errors import FencedError, StoreWriteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,6 +124,9 @@ class Deliverer:
                 self.deliver_once()
             except FencedError:
                 return
+            except StoreWriteError as error:
+                # The owner tells that once, for all who need its store.
+                _LOGGER.debug("Notifications wait for the store: %s", error.what)
             except Exception as error:  # noqa: BLE001 (nobody else would deliver until a restart)
                 trouble = " ".join(f"{type(error).__name__}: {error}".split())
             if trouble and trouble != said:
