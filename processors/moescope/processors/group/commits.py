@@ -116,6 +116,9 @@ class TransactionalStore:
         deleted (Kafka 4.3.1). The next commit of our name would then commit what was refused,
         too. What is written here proves that there is a leader, and the marks of its abort end
         whatever was left open.
+
+        In which order a broker loads its transactions and its metadata is its own: no test can
+        make that case, and only runs that kill brokers (`make faults`) may meet it.
         """
         producer = self._joined()
         try:
