@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from moescope.processors.nodes import Node
     from moescope.processors.sources.protocol import SourceGap, SourceRecord
 
-LONGEST_LOST_PANES = 120
-"""A gap that lasts longer in event time is no data, not lost rows of every pane in it."""
+LONGEST_LOST_PANES = 900
+"""Of a loss that took longer in event time only the last panes are marked: each costs memory."""
 
 
 @dataclass(slots=True)
