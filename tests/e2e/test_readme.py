@@ -84,9 +84,21 @@ def test_exported_variables_are_settings(readme: str) -> None:
 def test_broker_is_named_before_commands_that_need_it(readme: str) -> None:
     """Typed from top to bottom, no command is the first to ask for what comes below it."""
     kinds = [words[:2] for words in shell_commands(readme)]
-    setup, broker = kinds.index(["make", "setup"]), kinds.index(["make", "kafka"])
+    broker = kinds.index(["make", "kafka"])
     address = kinds.index(["export", "MOESCOPE_KAFKA_BOOTSTRAP_SERVERS=127.0.0.1:9092"])
-    assert setup < broker < address < kinds.index([MOESCOPE, "kafka"])
+    assert broker < address < kinds.index([MOESCOPE, "kafka"])
+
+
+def test_the_broker_brings_the_environment_that_later_commands_use(repository_root: Path) -> None:
+    """Whoever begins with the fleet section has `.venv` after its first command."""
+    steps = subprocess.run(
+        ["make", "--dry-run", "kafka"],
+        cwd=repository_root,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert steps.index("scripts/bootstrap.sh") < steps.index(".venv/bin/python")
 
 
 def test_agent_reads_the_ring_that_the_fleet_section_names(readme: str) -> None:

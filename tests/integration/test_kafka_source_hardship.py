@@ -326,7 +326,9 @@ def test_restarted_broker_changes_nothing(
     make_topics(settings)
     # Of one partition alone: a second one would be silent while its records are being sent.
     streams = make_streams(11, (0,))
-    before, after = {0: streams[0][:40]}, {0: streams[0][40:]}
+    before, after, last = (
+        {0: streams[0][part]} for part in (slice(40), slice(40, -1), slice(-1, None))
+    )
     ends = {f"{topic_name(settings, Topic.ROUTING)}-{n}": len(each) for n, each in streams.items()}
     said: list[str] = []
     alone, metrics = tmp_path / "alone.duckdb", SelfMetrics()
@@ -349,6 +351,9 @@ def test_restarted_broker_changes_nothing(
         own_broker.kill()
         own_broker.start()
         send(settings, after)
+        # What the last record closes is held back while nobody has told of the other partition.
+        wait_for("both ends to be told of", lambda: not source.unread(()), PATIENCE_S)
+        send(settings, last)
         wait_for(
             "both to come to the end",
             lambda: (
