@@ -131,6 +131,19 @@ def test_lost_rows_go_where_the_traffic_was() -> None:
     assert by_phase in ({"prefill": 25, "decode": 76}, {"prefill": 26, "decode": 75})
 
 
+def test_every_second_of_a_long_outage_tells_of_its_loss() -> None:
+    """Ten minutes without a broker: each second of them lacks rows and says so."""
+    first = make_batch(tokens=64, header={"watermark_us": START_US})
+    drops = replace(first.header.drops, ring_rows=60_000)
+    after = START_US + 600_000_000
+    second = make_batch(
+        1, tokens=64, start_us=after, header={"sequence": 1, "drops": drops, "watermark_us": after}
+    )
+    output = rolled_up(first, second)
+    lost = {d.pane for d in output.deltas if d.kind == "time" and d.scope_kind == "all" and d.lost}
+    assert lost == set(range(START_US, after + 1, 1_000_000))
+
+
 def test_rows_are_spread_without_remainder() -> None:
     """Shares add up to the total and are within one of proportional."""
     mix = {(0, "a"): 1, (1, "a"): 3, (1, "b"): 3}
