@@ -6,12 +6,16 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from kafka import TopicPartition
+from support.fleet_processes import wait_for
 
 from moescope.core.kafka import declared_topics, open_admin, open_consumer
 from moescope.core.settings import load_settings
 
 if TYPE_CHECKING:
     from moescope.core.settings import Settings
+
+OPEN_TRANSACTION_S = 60.0
+"""More than the broker leaves any test's transaction open."""
 
 
 def kafka_settings(bootstrap: str, prefix: str, **options: object) -> Settings:
@@ -57,13 +61,23 @@ def make_topics(settings: Settings) -> None:
 
 
 def committed_records(settings: Settings, topic: str, partition: int = 0) -> list[Any]:
-    """All committed records of a partition, as the library gives them."""
+    """All committed records of a partition, as the library gives them.
+
+    What a killed process left open holds back all that was committed after it, until the broker
+    ends it: this waits for that.
+    """
     place = TopicPartition(topic, partition)
+    with closing(open_consumer(settings, isolation_level="read_uncommitted")) as consumer:
+        end = consumer.end_offsets([place])[place]
     records: list[Any] = []
     with closing(open_consumer(settings)) as consumer:
         consumer.assign([place])
         consumer.seek_to_beginning(place)
-        end = consumer.end_offsets([place])[place]
-        while consumer.position(place) < end:
-            records += consumer.poll(500).get(place, [])
+
+        def reached() -> bool:
+            if consumer.position(place) < end:
+                records.extend(consumer.poll(500).get(place, []))
+            return consumer.position(place) >= end
+
+        wait_for(f"all transactions of {topic}-{partition}", reached, OPEN_TRANSACTION_S, pause=0)
     return records
