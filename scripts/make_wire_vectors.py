@@ -23,7 +23,9 @@ from support.batches import START_US, make_batch, make_header, make_heartbeat, m
 from support.plain_batches import plain_batch  # noqa: E402
 
 from moescope.core.batch import (  # noqa: E402
+    SEVERAL_RANKS,
     DropCounters,
+    Placement,
     Ranks,
     Requests,
     RoutingBatch,
@@ -65,6 +67,26 @@ def vectors() -> dict[str, RoutingBatch]:
         "invalid_ids": make_batch(3, expert_ids=_invalid_ids(), layers=2, experts=8, top_k=3),
         "everything": _everything(),
         "counts": _counts(),
+        "placement": make_batch(
+            6,
+            tokens=8,
+            layers=2,
+            experts=6,
+            top_k=2,
+            requests=1,
+            header={
+                "expert_map_version": 3,
+                "labels": {"unseen_reason": "unknown layout"},
+                "drops": DropCounters(ring_rows=1, unseen_rows=70_000),
+                "placement": Placement(
+                    version=3,
+                    ranks=3,
+                    rank_of=np.array(
+                        [[0, 0, 1, 1, 2, 2], [2, 1, 0, 2, SEVERAL_RANKS, 0]], np.uint16
+                    ),
+                ),
+            },
+        ),
     }
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import zstandard
 
 PHASES = 6
+_UNSEEN, _PLACEMENT = 32769, 32770
+_SECTIONS = {*range(1, 13), _UNSEEN, _PLACEMENT}
 _CASTAGNOLI = 0x82F63B78
 
 
@@ -27,6 +29,7 @@ def decode(data: bytes) -> dict[str, Any]:
     sections = _sections(whole)
     batch: dict[str, Any] = {"node": node, "incarnation": incarnation, "sequence": sequence}
     counts = _header(_Bytes(sections[1][1]), batch)
+    _additions(sections, batch)
     batch["requests"] = _requests(sections, counts["requests"])
     batch["tokens"] = _tokens(sections, counts["tokens"])
     batch["routes"] = _routes(sections, counts["tokens"], batch)
@@ -144,15 +147,30 @@ def _sections(whole: _Bytes) -> dict[int, tuple[int, bytes]]:
     while whole.left:
         identifier, encoding, parameter, stored, inflated = whole.fields("<HBBII")
         payload = whole.take(stored)
-        if identifier & 0x8000:
+        if identifier not in _SECTIONS and identifier & 0x8000:
             continue
-        _require(1 <= identifier <= 12, "unknown section")
+        _require(identifier in _SECTIONS, "unknown section")
         _require(identifier > max(sections, default=0), "order of sections")
         if encoding == 1:
             payload = zstandard.ZstdDecompressor().decompress(payload)
         _require(len(payload) == inflated, "inflated length")
         sections[identifier] = (parameter, payload)
     return sections
+
+
+def _additions(sections: dict[int, tuple[int, bytes]], batch: dict[str, Any]) -> None:
+    if _UNSEEN in sections:
+        section = _Bytes(sections[_UNSEEN][1])
+        batch["unseen_rows"] = section.number("<Q")
+        section.end()
+    if _PLACEMENT in sections:
+        section = _Bytes(sections[_PLACEMENT][1])
+        version, ranks = section.fields("<QH")
+        layers, experts = len(batch["layers"]), batch["experts"]
+        flat = section.column(layers * experts, signed=False)
+        section.end()
+        rows = [flat[start : start + experts] for start in range(0, len(flat), experts)]
+        batch["placement"] = {"version": version, "ranks": ranks, "rank_of": rows}
 
 
 def _header(section: _Bytes, batch: dict[str, Any]) -> dict[str, int]:

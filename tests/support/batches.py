@@ -8,8 +8,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from moescope.core.batch import (
+    SEVERAL_RANKS,
     BatchHeader,
     DropCounters,
+    Placement,
     Ranks,
     Requests,
     Routes,
@@ -193,8 +195,19 @@ def _headers(draw: st.DrawFn, fidelity: Fidelity, layers: int) -> BatchHeader:
             log_batches=draw(_counter),
             log_rows=draw(_counter),
             rejected_rows=draw(_counter),
+            unseen_rows=draw(st.just(0) | _counter),
         ),
+        placement=draw(st.none() | _placements(layers, experts)),
     )
+
+
+@st.composite
+def _placements(draw: st.DrawFn, layers: int, experts: int) -> Placement:
+    ranks = draw(st.integers(1, 9) | st.just(SEVERAL_RANKS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rank_of = rng.integers(0, ranks, (layers, experts), dtype=np.uint16)
+    rank_of[rng.random((layers, experts)) < draw(st.sampled_from([0.0, 0.3]))] = SEVERAL_RANKS
+    return Placement(version=draw(_counter), ranks=ranks, rank_of=rank_of)
 
 
 def _strings(draw: st.DrawFn, count: int) -> tuple[str, ...]:

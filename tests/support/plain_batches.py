@@ -84,6 +84,14 @@ def _plain_header(header: BatchHeader) -> dict[str, Any]:
     ranks, drops = header.ranks, header.drops
     plain: dict[str, Any] = {name: getattr(header, name) for name in _TEXTS}
     plain |= {name: int(getattr(header, name)) for name in _NUMBERS}
+    if drops.unseen_rows:
+        plain["unseen_rows"] = drops.unseen_rows
+    if header.placement is not None:
+        plain["placement"] = {
+            "version": header.placement.version,
+            "ranks": header.placement.ranks,
+            "rank_of": header.placement.rank_of.tolist(),
+        }
     return plain | {
         "sampling_ratio": header.sampling_ratio,
         "layers": header.layers.tolist(),

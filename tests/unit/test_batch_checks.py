@@ -8,7 +8,10 @@ import pytest
 from support.batches import make_batch, make_header, make_heartbeat
 
 from moescope.core.batch import (
+    SEVERAL_RANKS,
     BatchError,
+    DropCounters,
+    Placement,
     Quantised,
     Ranks,
     Requests,
@@ -103,6 +106,38 @@ def test_header_fields_out_of_range_are_refused(field: str, value: Any) -> None:
     """A header that cannot be written, or means nothing, is an error where it is made."""
     with pytest.raises(BatchError):
         make_heartbeat(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": -1},
+        {"ranks": 0},
+        {"ranks": 65_536},
+        {"ranks": 3},
+        {"rank_of": np.zeros((4, 63), np.uint16)},
+        {"rank_of": np.zeros((4, 64), np.int64)},
+    ],
+)
+def test_placement_out_of_range_is_refused(changes: dict[str, Any]) -> None:
+    """A placement names a rank of its own for each expert of each layer, or several."""
+    columns: dict[str, Any] = {
+        "version": 1,
+        "ranks": 4,
+        "rank_of": np.tile(np.arange(64, dtype=np.uint16) % 4, (4, 1)),
+    }
+    columns["rank_of"][1, 5] = SEVERAL_RANKS
+    make_heartbeat(placement=Placement(**columns))
+    with pytest.raises(BatchError, match="placement"):
+        make_heartbeat(placement=Placement(**(columns | changes)))
+
+
+def test_unseen_rows_are_lost_rows() -> None:
+    """Rows that nobody could see lower coverage as any other lost row."""
+    drops = DropCounters(ring_rows=1, log_rows=2, rejected_rows=4, unseen_rows=8)
+    assert drops.lost_rows == 11
+    with pytest.raises(BatchError, match="unseen_rows"):
+        make_heartbeat(drops=DropCounters(unseen_rows=-1))
 
 
 def test_sampled_fidelity_takes_a_ratio() -> None:

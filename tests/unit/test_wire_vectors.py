@@ -12,7 +12,7 @@ from moescope.core.batch_equality import batches_equal
 from moescope.core.wire import decode_batch, encode_batch
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "wire-v1"
-NAMES = ("counts", "everything", "heartbeat", "ids", "invalid_ids", "wide_ids")
+NAMES = ("counts", "everything", "heartbeat", "ids", "invalid_ids", "placement", "wide_ids")
 
 
 def read_vector(name: str) -> tuple[bytes, dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.core import gap_planes
-from moescope.core.batch_checks import BatchError, check_batch
+from moescope.core.batch_checks import SEVERAL_RANKS, BatchError, check_batch
 from moescope.core.clock import NO_TIME
 from moescope.core.quantise import quantise_entropy, quantise_log
 from moescope.core.vocabulary import (
@@ -53,18 +53,35 @@ class DropCounters:
 
     `ring_rows`: overwritten in the ring before the agent read them. `log_batches` and
     `log_rows`: dropped from the batch log by its byte cap. `rejected_rows`: refused by the
-    recorder (wrong shape, ids out of range).
+    recorder (wrong shape, ids out of range). `unseen_rows`: computed by the engine where nobody
+    could look (an unknown layout, a kernel that shows no ids); the label `unseen_reason` says why.
     """
 
     ring_rows: int = 0
     log_batches: int = 0
     log_rows: int = 0
     rejected_rows: int = 0
+    unseen_rows: int = 0
 
     @property
     def lost_rows(self) -> int:
         """Rows that existed and will never arrive."""
-        return self.ring_rows + self.log_rows
+        return self.ring_rows + self.log_rows + self.unseen_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which expert-parallel rank holds which expert.
+
+    Attributes:
+        version: Rises with every change; two placements of one version are the same.
+        rank_of: uint16 [L, E], rank of each expert, below `ranks`, or `SEVERAL_RANKS`.
+        ranks: Expert-parallel ranks, at least 1.
+    """
+
+    version: int
+    rank_of: NDArray[np.uint16]
+    ranks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +97,7 @@ class BatchHeader:
         layers: Decoder-layer indices of the MoE layers recorded, ascending, uint16 [L].
         sampling_ratio: Share of requests recorded, in (0, 1]; 1 unless fidelity is sampled.
         labels: Free key-value pairs; never used as keys of windows.
+        placement: Where the experts are from this batch on; None: as said before, or unknown.
     """
 
     node: str
@@ -105,6 +123,7 @@ class BatchHeader:
     ranks: Ranks = Ranks()
     labels: dict[str, str] = field(default_factory=dict)
     drops: DropCounters = DropCounters()
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,10 +412,12 @@ class RoutingBatch:
 
 __all__ = [
     "NO_START",
+    "SEVERAL_RANKS",
     "WIRE_VERSION",
     "BatchError",
     "BatchHeader",
     "DropCounters",
+    "Placement",
     "Quantised",
     "Ranks",
     "Requests",

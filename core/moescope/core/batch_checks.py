@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from moescope.core.batch import (
         BatchHeader,
+        Placement,
         Quantised,
         Requests,
         Routes,
@@ -49,6 +50,9 @@ MAX_ASSIGNMENTS = 1 << 28
 MAX_NAME_BYTES = 4_096
 """Of one string, in UTF-8."""
 MAX_LABELS = 256
+SEVERAL_RANKS = 65_535
+"""In `Placement.rank_of`: the expert has replicas on several ranks, so that its load is no single
+rank's."""
 
 _INT64_MAX = 2**63 - 1
 _UINT64_MAX = 2**64 - 1
@@ -102,13 +106,15 @@ def check_header(header: BatchHeader) -> None:
     _check_sampling(header)
     for name in ("data_parallel", "tensor_parallel", "pipeline_parallel", "expert_parallel"):
         _check_integer(f"header.ranks.{name}", getattr(header.ranks, name), -1, _INT32_MAX)
-    for name in ("ring_rows", "log_batches", "log_rows", "rejected_rows"):
+    for name in ("ring_rows", "log_batches", "log_rows", "rejected_rows", "unseen_rows"):
         _check_integer(f"header.drops.{name}", getattr(header.drops, name), 0, _INT64_MAX)
     if len(header.labels) > MAX_LABELS:
         raise BatchError(f"header.labels has {len(header.labels)} entries, over {MAX_LABELS}")
     for key, value in header.labels.items():
         _check_name("header.labels (key)", key)
         _check_name("header.labels (value)", value)
+    if header.placement is not None:
+        _check_placement(header.placement, (len(header.layers), header.experts))
 
 
 _NAMED = frozenset({"node", "model"})
@@ -125,6 +131,15 @@ _HEADER_ENUMS: dict[str, type[IntEnum]] = {
     "fidelity": Fidelity,
     "token_id_kind": TokenIdKind,
 }
+
+
+def _check_placement(placement: Placement, shape: tuple[int, int]) -> None:
+    _check_integer("header.placement.version", placement.version, 0, _INT64_MAX)
+    _check_integer("header.placement.ranks", placement.ranks, 1, SEVERAL_RANKS)
+    rank_of = placement.rank_of
+    _check_array("header.placement.rank_of", rank_of, np.uint16, shape)
+    if np.any((rank_of >= placement.ranks) & (rank_of != SEVERAL_RANKS)):
+        raise BatchError(f"header.placement.rank_of has a rank that is not below {placement.ranks}")
 
 
 def _check_layers(layers: NDArray[np.uint16]) -> None:

@@ -30,7 +30,9 @@ def implausible(batch: RoutingBatch) -> str:
 def _checks(batch: RoutingBatch) -> Iterator[tuple[str, bool]]:
     header, drops = batch.header, batch.header.drops
     width = len(header.layers) * header.experts
-    most = max(drops.ring_rows, drops.log_rows, drops.log_batches, drops.rejected_rows)
+    most = max(
+        drops.ring_rows, drops.log_rows, drops.log_batches, drops.rejected_rows, drops.unseen_rows
+    )
     yield f"layers x experts is {width}, at most {LARGEST_LANE}", width > LARGEST_LANE
     yield f"watermark {header.watermark_us}", not _is_time(header.watermark_us)
     yield f"encoding time {header.encoded_at_us}", not _is_time(header.encoded_at_us)

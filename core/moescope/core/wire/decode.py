@@ -11,6 +11,7 @@ from moescope.core.batch_checks import BatchError
 from moescope.core.wire.blocks import decode_time_blocks, decode_token_blocks
 from moescope.core.wire.errors import BatchDecodeError, DecodeReason
 from moescope.core.wire.header import Identity, decode_header
+from moescope.core.wire.header_additions import with_placement, with_unseen_rows
 from moescope.core.wire.layout import CHECKSUM, ENVELOPE, MAGIC, MAJOR_VERSION, SectionId
 from moescope.core.wire.limits import DEFAULT_LIMITS, Budget, Limits, check_limit
 from moescope.core.wire.reader import ByteReader
@@ -93,6 +94,10 @@ class _Decoder:
 
     def batch(self, identity: Identity) -> RoutingBatch:
         header, counts = decode_header(self._reader(SectionId.HEADER), identity, self._limits)
+        if SectionId.UNSEEN in self._sections:
+            header = with_unseen_rows(header, self._reader(SectionId.UNSEEN))
+        if SectionId.PLACEMENT in self._sections:
+            header = with_placement(header, self._reader(SectionId.PLACEMENT))
         requests = Requests()
         if counts.requests:
             requests = decode_requests(self._reader(SectionId.REQUESTS), counts.requests)

@@ -8,6 +8,7 @@ import crc32c
 
 from moescope.core.wire.blocks import encode_time_blocks, encode_token_blocks
 from moescope.core.wire.header import encode_header
+from moescope.core.wire.header_additions import encode_header_additions
 from moescope.core.wire.layout import (
     CHECKSUM,
     ENVELOPE,
@@ -42,6 +43,8 @@ def encode_batch(batch: RoutingBatch, *, level: int = 1) -> bytes:
         writer.add_columns(SectionId.TOKEN_BLOCKS, encode_token_blocks(batch.token_blocks))
     if batch.time_blocks is not None:
         writer.add_columns(SectionId.TIME_BLOCKS, encode_time_blocks(batch.time_blocks))
+    for section, payload in encode_header_additions(batch.header):
+        writer.add_columns(section, payload)
     body = b"".join([_envelope(batch.header), *writer.pieces])
     return body + CHECKSUM.pack(crc32c.crc32c(body))
 

@@ -17,6 +17,9 @@ CHECKSUM = struct.Struct("<I")
 
 SKIPPABLE = 0x8000
 """Bit of a section id: a reader that does not know the section skips it."""
+UNSEEN_ROWS = struct.Struct("<Q")
+PLACEMENT_HEAD = struct.Struct("<QH")
+"""Version and ranks."""
 
 
 class SectionId(IntEnum):
@@ -34,6 +37,8 @@ class SectionId(IntEnum):
     DROPPED = 10
     TOKEN_BLOCKS = 11
     TIME_BLOCKS = 12
+    UNSEEN = SKIPPABLE | 1
+    PLACEMENT = SKIPPABLE | 2
 
 
 class Encoding(IntEnum):
