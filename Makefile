@@ -52,12 +52,13 @@ PORT ?= 9092
 kafka: setup-dev ## run a Kafka broker by hand at 127.0.0.1:9092 until Ctrl-C (PORT=…)
 	@$(BIN)/python scripts/kafka.py --port $(PORT) $(ARGS)
 
-engines: setup-dev ## tests with a real engine: torch, in an environment of its own (about 5 GB)
-	@scripts/engines.sh
-	.engines/torch/bin/python -m pytest -m engines tests/engines $(ARGS)
+ENGINES := torch transformers-4.57 transformers-5.6 transformers-5.12 olmo-core vllm
+engines: setup-dev ## tests with real engines, in environments of their own (about 11 GB): ENGINES='torch vllm' for some
+	@scripts/engines.sh $(ENGINES)
+	@scripts/engine_tests.sh $(ENGINES) -- $(ARGS)
 
 recordings: setup-dev ## train the small MoE and record its routing again (examples/tiny_moe)
-	@scripts/engines.sh
+	@scripts/engines.sh torch
 	[ -f .engines/tiny-moe/report.json ] || .engines/torch/bin/python -m examples.tiny_moe.train
 	.engines/torch/bin/python -m examples.tiny_moe.record $(ARGS)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from engine_matrix import engines_page
 from typer.testing import CliRunner
 
 from moescope.console.app import app
@@ -361,6 +362,7 @@ def commands_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
+    "engines.md": engines_page,
     "settings.md": settings_page,
     "topics.md": topics_page,
     "self-metrics.md": self_metrics_page,
