@@ -8,8 +8,9 @@ COMPONENTS := core producers processors storage jobs console
 PYTHON_SOURCES := $(COMPONENTS) $(wildcard tests scripts benchmarks examples)
 PYTEST := $(BIN)/python -m pytest
 ARGS ?=
-# Processes that share the tests, file by file. 0 runs them in this one (for a debugger).
-WORKERS ?= 2
+# Processes that share the tests, file by file: twice as many as the cores this is made for, since many
+# tests wait for processes and brokers. 0 runs them in this one (for a debugger).
+WORKERS ?= 4
 
 .PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines recordings kafka
 
