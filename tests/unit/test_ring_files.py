@@ -166,7 +166,7 @@ def test_a_ring_has_ended_when_its_writer_let_go(ring: RingWriter, reader: RingR
 def test_notes_survive_and_half_written_ones_do_not(ring: RingWriter, reader: RingReader) -> None:
     """A restarted agent finds the two latest notes, and never half of one."""
     assert reader.notes() == []
-    notes = [Note(n, n * 100, n * 10, 0, 0, 1) for n in range(3)]
+    notes = [Note(n, n * 100, n * 10, 0, n, 0, 1) for n in range(3)]
     for note in notes:
         reader.note(note)
     assert reader.notes() == notes[1:]

@@ -1,4 +1,4 @@
-"""What is constant over a recorder's life: model, node, engine and fidelity."""
+"""What a recorder says about itself: model, node, engine, and the fidelity it starts with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from moescope.core.batch import BatchHeader, DropCounters, Ranks
+from moescope.core.batch import BatchHeader, DropCounters, Placement, Ranks
 from moescope.core.errors import InputError
 from moescope.core.vocabulary import (
     Fidelity,
@@ -24,6 +24,8 @@ from moescope.producers.ring.rows import RowShape
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What every batch header of one incarnation repeats; see `moescope.core.batch.BatchHeader`.
+
+    A ring holds the one that its recorder started with; `Terms` say what has changed since.
 
     Attributes:
         weight_bits: 4, 8 or 16 bits per routing weight on the wire, where weights are recorded.
@@ -62,6 +64,7 @@ class Profile:
         watermark_us: int,
         encoded_at_us: int,
         drops: DropCounters,
+        placement: Placement | None = None,
     ) -> BatchHeader:
         """The header of one batch."""
         return BatchHeader(
@@ -88,6 +91,7 @@ class Profile:
             ranks=self.ranks,
             labels=self.labels,
             drops=drops,
+            placement=placement,
         )
 
     def to_bytes(self) -> bytes:

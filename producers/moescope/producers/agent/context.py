@@ -62,6 +62,14 @@ class ContextRows:
         columns = {name: column[chosen] for name, column in self._columns.items()}
         return columns, np.array(owners, np.intp)
 
+    def keep_columns(self, names: Sequence[str]) -> None:
+        """Forget all other columns, but no request."""
+        self._columns = {name: self._columns[name] for name in names if name in self._columns}
+
+    def forget_all(self) -> None:
+        """Remember nothing."""
+        self.use_columns(frozenset())
+
     def use_columns(self, names: frozenset[str]) -> None:
         """Prepare for rows with these columns."""
         if names != self._columns.keys() and self._columns:

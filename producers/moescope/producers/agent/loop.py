@@ -15,8 +15,9 @@ from moescope.core.batchlog import BatchLogAppendError, BatchLogError
 from moescope.core.clock import Clock, SystemClock
 from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
 from moescope.producers.agent.node_log import NodeLog
+from moescope.producers.agent.progress import ShippedCounters
 from moescope.producers.agent.settings import AgentSettings
-from moescope.producers.agent.shipper import RingShipper, ShippedCounters
+from moescope.producers.agent.shipper import RingShipper
 from moescope.producers.profile import Profile
 from moescope.producers.recording.folder import AGENT_LOCK
 from moescope.producers.ring.errors import RingFormatError

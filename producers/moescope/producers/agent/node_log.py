@@ -126,7 +126,7 @@ class NodeLog:
 
     def _forget(self, batch: _Appended) -> None:
         """Count a batch that nobody will read; what it told has to be told again."""
-        self._dropped_rows += batch.rows + batch.told.ring_rows
+        self._dropped_rows += batch.rows + batch.told.ring_rows + batch.told.unseen_rows
         self.reported_batches -= batch.told.log_batches
         self.reported_rows -= batch.told.log_rows
         self.untold_rejected_rows += batch.told.rejected_rows

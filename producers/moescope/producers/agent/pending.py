@@ -34,6 +34,8 @@ class PendingFrames:
     def accepts(self, frame: Frame) -> bool:
         """Whether a frame may go into the same batch as those that wait."""
         header = frame.header
+        if self.frames and self.frames[-1].header.terms != header.terms:
+            return False
         if self._bytes and self._bytes + header.length > self.raw_bytes:
             return False
         if header.kind != FrameKind.ROWS or self._first_us is None:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from moescope.core.batch import BatchError, DropCounters
-from moescope.core.vocabulary import Fidelity
 from moescope.core.wire import encode_batch
 from moescope.producers.agent.batching import build_batch
 from moescope.producers.agent.context import ContextRows
 from moescope.producers.agent.counts import COUNTS_CONTEXT
+from moescope.producers.agent.current_terms import BatchTerms, CurrentTerms
 from moescope.producers.agent.grouping import GroupedRows, group_rows, update_context
 from moescope.producers.agent.pending import PendingFrames
+from moescope.producers.agent.progress import PreparedBatch, Progress, ShippedCounters, note_of
 from moescope.producers.recording.splitting import MAX_SPAN_US
-from moescope.producers.ring.notes import Note
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from moescope.core.batch import Placement
     from moescope.core.clock import Clock
-    from moescope.producers.agent.node_log import LastBatch, NodeLog
+    from moescope.producers.agent.node_log import NodeLog
     from moescope.producers.agent.settings import AgentSettings
     from moescope.producers.profile import Profile
     from moescope.producers.ring.reader import Frame, RingReader
@@ -35,49 +36,6 @@ _LARGEST_EXPECTED_RATIO: Final = 8
 _FILL: Final = 0.9
 
 _log = logging.getLogger("moescope.producers")
-
-
-@dataclass(slots=True)
-class ShippedCounters:
-    """What went into the batch log, in rows (tokens) unless said otherwise.
-
-    Attributes:
-        batches: All batches, heartbeats among them.
-        heartbeats: Batches without rows.
-        rows: Recorded rows that were shipped.
-        context_rows: Rows that were repeated.
-        lost_rows: Overwritten in the ring before they were read.
-        unencodable_rows: Rows that made no valid batch; reported as rejected.
-        payload_bytes: Encoded bytes.
-    """
-
-    batches: int = 0
-    heartbeats: int = 0
-    rows: int = 0
-    context_rows: int = 0
-    lost_rows: int = 0
-    unencodable_rows: int = 0
-    payload_bytes: int = 0
-
-
-class _Prepared(NamedTuple):
-    payload: bytes
-    ring_from: int
-    note: Note
-    rows: int
-    context_rows: int
-    told: DropCounters
-
-
-@dataclass(slots=True)
-class _Done:
-    """How far the prepared batches reach; `rows` is None when nobody knows."""
-
-    sequence: int = 0
-    position: int = 0
-    rows: int | None = 0
-    rejected_rows: int = 0
-    inherited: bool = False
 
 
 class RingShipper:
@@ -112,15 +70,16 @@ class RingShipper:
         self.superseded = False
         self._ended_at: float | None = None
         self._said_goodbye = False
-        self._profile = profile
+        self._shape = profile.shape
+        self._terms = CurrentTerms(profile)
         self._log = log
         self._clock = clock
         self._settings = settings
         self._counters = counters
         self._context = ContextRows()
-        self._is_counts = profile.fidelity is Fidelity.COUNTS
+        self._has_counts_context = False
         self._pending = PendingFrames(MAX_SPAN_US, settings.batch_bytes)
-        self._outbox: deque[_Prepared] = deque()
+        self._outbox: deque[PreparedBatch] = deque()
         self._has_unconfirmed = False
         self._latest_batch = clock.monotonic()
         self._done = self._resume()
@@ -217,29 +176,27 @@ class RingShipper:
         done = self._done
         return (
             self.reader.rejected_rows > done.rejected_rows
+            or self.reader.unseen_rows > done.unseen_rows
             or (self.reader.inherited_rows > 0 and not done.inherited)
             or (done.rows is not None and self.reader.total_rows > done.rows)
         )
 
-    def _resume(self) -> _Done:
+    def _resume(self) -> Progress:
         last = self._log.last
-        notes = self.reader.notes()
-        note = _note_of(last, notes, self.reader.incarnation)
+        note = note_of(last, self.reader.notes(), self.reader.incarnation)
         if note is not None:
-            done = _Done(
-                note.sequence + 1, note.position, note.rows, note.rejected_rows,
-                bool(note.inherited),
-            )  # fmt: skip
+            done = Progress.after(note)
             self._log.reported_batches = min(note.log_batches, self._log.dropped_batches)
         elif last is not None and last.incarnation == self.reader.incarnation:
             _log.warning(
                 "No note about batch %d: rows lost before it are not counted.", last.sequence
             )
-            done = _Done(
-                last.sequence + 1, last.ring_to, None, self.reader.rejected_rows, inherited=True
-            )
+            done = Progress(
+                last.sequence + 1, last.ring_to, None, self.reader.rejected_rows,
+                self.reader.unseen_rows, inherited=True,
+            )  # fmt: skip
         else:
-            return _Done()
+            return Progress()
         self._remember_before(done.position)
         self.reader.position = done.position
         return done
@@ -253,56 +210,63 @@ class RingShipper:
         pending = PendingFrames(2**62, 2**62)
         while self.reader.position < position and (frame := self.reader.read()) is not None:
             if not pending.accepts(frame):
-                self._remember(self._grouped(pending.take()))
+                self._remember_frames(pending.take())
             pending.add(frame, 0.0)
-        self._remember(self._grouped(pending.take()))
+        self._remember_frames(pending.take())
 
-    def _grouped(self, frames: Sequence[Frame]) -> GroupedRows:
-        return group_rows(
-            frames, self._profile.shape, self._context, repeat_context=not self._is_counts
-        )
+    def _remember_frames(self, frames: Sequence[Frame]) -> None:
+        terms = self._terms_of(frames)
+        self._remember(self._grouped(frames, terms), terms)
 
-    def _remember(self, grouped: GroupedRows) -> None:
-        update_context(self._context, grouped, COUNTS_CONTEXT if self._is_counts else ())
+    def _terms_of(self, frames: Sequence[Frame]) -> BatchTerms:
+        return self._terms.read(frames[0].terms if frames else self.reader.terms)
+
+    def _grouped(self, frames: Sequence[Frame], terms: BatchTerms) -> GroupedRows:
+        if terms.is_counts != self._has_counts_context:
+            self._has_counts_context = terms.is_counts
+            if terms.is_counts:
+                self._context.keep_columns(COUNTS_CONTEXT)
+            else:
+                self._context.forget_all()
+        return group_rows(frames, self._shape, self._context, repeat_context=not terms.is_counts)
+
+    def _remember(self, grouped: GroupedRows, terms: BatchTerms) -> None:
+        update_context(self._context, grouped, COUNTS_CONTEXT if terms.is_counts else ())
 
     def _prepare(self, frames: Sequence[Frame], watermark_us: int) -> None:
         """Make the next batch of these frames, or two where one would be too long."""
-        grouped = self._grouped(frames)
+        terms = self._terms_of(frames)
+        grouped = self._grouped(frames, terms)
         drops, done = self._account(frames)
         rows = grouped.recorded_rows
+        now = self._clock.monotonic()
+        placement = self._terms.placement_due(terms, now)
+        header = (terms, placement, watermark_us)
         try:
-            payload = self._encode(grouped, watermark_us, drops)
+            payload = self._encode(grouped, *header, drops)
         except BatchError:
             if len(frames) > 1:
                 self._prepare_halves(frames, watermark_us)
                 return
             _log.exception("%d rows of the ring make no batch.", rows)
             self._counters.unencodable_rows += rows
-            drops = _with_rejected(drops, rows)
+            drops = replace(drops, rejected_rows=drops.rejected_rows + rows)
             grouped, rows = _nothing(grouped), 0
-            payload = self._encode(grouped, watermark_us, drops)
+            payload = self._encode(grouped, *header, drops)
         if len(payload) > self._settings.batch_bytes and len(frames) > 1:
             self._prepare_halves(frames, watermark_us)
             return
         self._adapt(frames, len(payload))
-        self._remember(grouped)
-        note = Note(
-            sequence=self._done.sequence,
-            position=done.position,
-            rows=done.rows or 0,
-            rejected_rows=done.rejected_rows,
-            log_batches=self._log.reported_batches + drops.log_batches,
-            inherited=1,
-        )
+        self._remember(grouped, terms)
+        self._terms.told(placement, now)
+        note = done.note(self._done.sequence, self._log.reported_batches + drops.log_batches)
         self._log.reported_batches += drops.log_batches
         self._log.reported_rows += drops.log_rows
         self._log.untold_rejected_rows = 0
+        context_rows = len(grouped.request) - rows
         self._outbox.append(
-            _Prepared(
-                payload, self._done.position, note, rows, len(grouped.request) - rows,
-                drops,
-            )
-        )  # fmt: skip
+            PreparedBatch(payload, self._done.position, note, rows, context_rows, drops)
+        )
         self._done = done
 
     def _prepare_halves(self, frames: Sequence[Frame], watermark_us: int) -> None:
@@ -311,17 +275,25 @@ class RingShipper:
         self._prepare(frames[:middle], min(earliest, watermark_us))
         self._prepare(frames[middle:], watermark_us)
 
-    def _encode(self, grouped: GroupedRows, watermark_us: int, drops: DropCounters) -> bytes:
-        header = self._profile.header(
+    def _encode(
+        self,
+        grouped: GroupedRows,
+        terms: BatchTerms,
+        placement: Placement | None,
+        watermark_us: int,
+        drops: DropCounters,
+    ) -> bytes:
+        header = terms.profile.header(
             self.reader.incarnation,
             self._done.sequence,
             watermark_us=watermark_us,
             encoded_at_us=self._clock.now_us(),
             drops=drops,
+            placement=placement,
         )
-        return encode_batch(build_batch(self._profile, header, grouped))
+        return encode_batch(build_batch(terms.profile, header, grouped))
 
-    def _account(self, frames: Sequence[Frame]) -> tuple[DropCounters, _Done]:
+    def _account(self, frames: Sequence[Frame]) -> tuple[DropCounters, Progress]:
         """What was lost up to the end of these frames, and how far they reach."""
         done = self._done
         rows, position, lost = done.rows, done.position, 0
@@ -334,14 +306,15 @@ class RingShipper:
         if not frames and rows is not None and self.reader.has_ended and self.reader.is_quiet():
             lost += max(0, self.reader.total_rows - rows)  # damaged, behind the last valid frame
             rows = max(rows, self.reader.total_rows)
-        rejected = self.reader.rejected_rows
+        rejected, unseen = self.reader.rejected_rows, self.reader.unseen_rows
         drops = DropCounters(
             ring_rows=lost + (0 if done.inherited else self.reader.inherited_rows),
             log_batches=self._log.dropped_batches - self._log.reported_batches,
             log_rows=self._log.dropped_rows - self._log.reported_rows,
             rejected_rows=rejected - done.rejected_rows + self._log.untold_rejected_rows,
+            unseen_rows=unseen - done.unseen_rows,
         )
-        return drops, _Done(done.sequence + 1, position, rows, rejected, inherited=True)
+        return drops, Progress(done.sequence + 1, position, rows, rejected, unseen, inherited=True)
 
     def _adapt(self, frames: Sequence[Frame], payload_bytes: int) -> None:
         """Learn how many bytes of frames fill a batch."""
@@ -357,7 +330,6 @@ class RingShipper:
         """Append what is prepared."""
         if not self._outbox:
             return False
-        counters = self._counters
         while self._outbox:
             batch = self._outbox[0]
             self.reader.note(batch.note)
@@ -366,31 +338,9 @@ class RingShipper:
             )
             self._outbox.popleft()
             self._latest_batch = self._clock.monotonic()
-            counters.batches += 1
-            counters.heartbeats += batch.rows == 0 and batch.context_rows == 0
-            counters.rows += batch.rows
-            counters.context_rows += batch.context_rows
-            counters.lost_rows += batch.told.ring_rows
-            counters.payload_bytes += len(batch.payload)
+            self._counters.add(batch)
             self._has_unconfirmed = True
         return True
-
-
-def _note_of(last: LastBatch | None, notes: Sequence[Note], incarnation: int) -> Note | None:
-    """The note about the last batch that was appended, if there is one."""
-    if last is not None and last.incarnation == incarnation:
-        return next((note for note in notes if note.sequence == last.sequence), None)
-    # Nothing of this ring is in the log. Two notes mean that there was: the log was removed.
-    return notes[0] if len(notes) > 1 else None
-
-
-def _with_rejected(drops: DropCounters, rows: int) -> DropCounters:
-    return DropCounters(
-        ring_rows=drops.ring_rows,
-        log_batches=drops.log_batches,
-        log_rows=drops.log_rows,
-        rejected_rows=drops.rejected_rows + rows,
-    )
 
 
 def _nothing(grouped: GroupedRows) -> GroupedRows:

@@ -78,6 +78,7 @@ def remove_unread_rings(directory: Path, node: str) -> int:
                 if ring.has_ended and Profile.from_bytes(ring.profile).node == node:
                     notes = ring.notes()
                     unread = ring.total_rows - (notes[-1].rows if notes else 0)
+                    unread += ring.unseen_rows - (notes[-1].unseen_rows if notes else 0)
                     if not (notes and notes[-1].inherited):
                         unread += ring.inherited_rows
                     dead.append((ring.created_at_us, path, unread))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAGIC: Final = b"MOERING1"
-VERSION: Final = 1
+VERSION: Final = 2
 SEGMENTS: Final = 32
 PAGE: Final = 4_096
 HEADER_BYTES: Final = 16 * PAGE
@@ -30,6 +30,8 @@ HEADER_BYTES: Final = 16 * PAGE
 PROFILE_AT: Final = PAGE
 MAX_PROFILE_BYTES: Final = HEADER_BYTES - PROFILE_AT
 DEFAULT_RING_BYTES: Final = 256 * 1024 * 1024
+LONGEST_PLAIN_TERMS: Final = 1024
+"""Of terms without a placement table: every ring has room for them."""
 MAX_FRAME_BYTES: Final = 512 * 1024
 """Rows of one frame are shipped in one batch, which has to stay below 1 MiB."""
 
@@ -38,15 +40,15 @@ GEOMETRY: Final = struct.Struct("<8sIIQQQqII")
 profile checksum, process id of the writer."""
 
 NOTES_AT: Final = 512
-NOTE: Final = struct.Struct("<QQQQQII")
-"""Sequence, ring position, rows, rejected rows, dropped batches of the log, inherited rows
-reported (0 or 1), checksum of all before it."""
+NOTE: Final = struct.Struct("<QQQQQQII")
+"""Sequence, ring position, rows, rejected rows, unseen rows, dropped batches of the log, inherited
+rows reported (0 or 1), checksum of all before it."""
 NOTE_SLOTS: Final = 2
 NOTE_STRIDE: Final = 64
 
 FRAME: Final = struct.Struct("<QQIIHHIIIIIqq")
 """Position, rows before it, length, checksum, kind, spare, rows, runs, columns, bytes of runs,
-spare, earliest and latest event time (µs)."""
+number of its terms, earliest and latest event time (µs)."""
 FRAME_BYTES: Final = FRAME.size
 CRC_AT: Final = 20
 CRC: Final = struct.Struct("<I")
@@ -62,7 +64,8 @@ class State(enum.IntEnum):
 
     `TAIL`: positions below it are overwritten, or about to be. `HEAD`: positions below it are
     complete. `ROWS`: rows in all frames below the head. `BUSY`: odd while a call is writing.
-    `INHERITED`: rows of older rings that this writer removed unread.
+    `INHERITED`: rows of older rings that this writer removed unread. `UNSEEN`: rows that the engine
+    computed and nobody could record.
     """
 
     TAIL = 32
@@ -72,18 +75,27 @@ class State(enum.IntEnum):
     BUSY = 36
     CLOSED = 37
     INHERITED = 38
+    UNSEEN = 39
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame holds."""
+    """What a frame holds.
+
+    `TERMS`: what holds for the frames behind it until the next of its kind. Once there has been
+    one, each segment starts with one, so that a reader knows them wherever it has to go on.
+    """
 
     PAD = 1
     ROWS = 2
     END = 3
+    TERMS = 4
 
 
 class FrameHeader(NamedTuple):
-    """The fields of a frame's header, in the order of `FRAME`."""
+    """The fields of a frame's header, in the order of `FRAME`.
+
+    `terms` is the number of the terms that hold for the frame: 0 before the first ones.
+    """
 
     position: int
     rows_before: int
@@ -95,25 +107,31 @@ class FrameHeader(NamedTuple):
     runs: int
     columns: int
     runs_bytes: int
-    spare_too: int
+    terms: int
     first_us: int
     last_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a ring's data area, in bytes."""
+    """Sizes of a ring's data area, in bytes.
+
+    Attributes:
+        longest_row_frame: What the frame of a single row may need.
+    """
 
     capacity: int
     segment_bytes: int
+    longest_row_frame: int = 0
 
     @classmethod
-    def for_size(cls, ring_bytes: int, smallest_segment: int) -> Geometry:
+    def for_size(cls, ring_bytes: int, longest_row_frame: int) -> Geometry:
         """The largest layout within a size.
 
         Raises:
             RingSettingsError: A segment would not hold the frame of a single row.
         """
+        smallest_segment = longest_row_frame + LONGEST_PLAIN_TERMS + FRAME_BYTES
         segment = ring_bytes // SEGMENTS // PAGE * PAGE
         if segment < smallest_segment:
             needed = -(-smallest_segment // PAGE) * PAGE * SEGMENTS
@@ -123,12 +141,18 @@ class Geometry:
                 f"{SEGMENTS} segments.",
                 next_step=f"Set ring_bytes to {needed} or more.",
             )
-        return cls(segment * SEGMENTS, segment)
+        return cls(segment * SEGMENTS, segment, longest_row_frame)
 
     @property
     def max_frame_bytes(self) -> int:
         """Frames are kept this short, unless a single row is longer."""
         return min(self.segment_bytes // 4, MAX_FRAME_BYTES)
+
+    @property
+    def max_terms_bytes(self) -> int:
+        """Terms take at most half of a segment, and leave room for any frame."""
+        longest = max(self.max_frame_bytes, self.longest_row_frame)
+        return min(self.segment_bytes // 2, self.segment_bytes - longest) - FRAME_BYTES
 
     def left_in_segment(self, position: int) -> int:
         """Bytes from a position to the end of its segment."""

@@ -22,6 +22,7 @@ class Note(NamedTuple):
         position: Ring position after its last frame.
         rows: Rows recorded up to there, whether shipped or lost.
         rejected_rows: Rejected rows reported up to this batch.
+        unseen_rows: Unseen rows reported up to this batch.
         log_batches: Dropped by the batch log, since its partition was made, and reported up to
             this batch.
         inherited: 1 once the rows of older, removed rings are reported.
@@ -31,6 +32,7 @@ class Note(NamedTuple):
     position: int
     rows: int
     rejected_rows: int
+    unseen_rows: int
     log_batches: int
     inherited: int
 

@@ -38,10 +38,15 @@ _ATTEMPTS_BEFORE_DAMAGED: Final = 3
 
 
 class Frame(NamedTuple):
-    """A frame copied out of the ring."""
+    """A frame copied out of the ring.
+
+    Attributes:
+        terms: What its writer said last before it; empty where it never said anything.
+    """
 
     header: FrameHeader
     body: memoryview
+    terms: bytes = b""
 
     @property
     def end(self) -> int:
@@ -56,8 +61,10 @@ class RingReader:
         path: The ring file.
 
     Attributes:
-        position: Where the next frame is expected; may be set to the end of an earlier frame.
+        position: Where the next frame is expected; may be set to the end of an earlier frame,
+            once a reader has read from that segment's start to there.
         damaged: Places where no valid frame was found: a power loss, never a killed engine.
+        terms: What holds at the position, as far as it was read.
 
     Raises:
         RingFormatError: The file is no ring that this release can read.
@@ -74,6 +81,8 @@ class RingReader:
             raise
         self.position = 0
         self.damaged = 0
+        self.terms = b""
+        self._terms_number = 0
         self._attempts = 0
 
     @property
@@ -90,6 +99,11 @@ class RingReader:
     def rejected_rows(self) -> int:
         """Rows that the recorder refused so far."""
         return self._words[State.REJECTED]
+
+    @property
+    def unseen_rows(self) -> int:
+        """Rows that the engine computed and nobody could record so far."""
+        return self._words[State.UNSEEN]
 
     @property
     def inherited_rows(self) -> int:
@@ -146,6 +160,14 @@ class RingReader:
             self._attempts = 0
             if frame.header.kind == FrameKind.PAD:
                 self.position += left
+                continue
+            if frame.header.kind == FrameKind.TERMS:
+                self.terms = bytes(frame.body[: frame.header.runs_bytes])
+                self._terms_number = frame.header.terms
+                self.position = frame.end
+                continue
+            if frame.header.terms != self._terms_number:
+                self._skip_segment(left)  # its terms are lost: they follow in the next one
                 continue
             self.position = frame.end
             return frame
@@ -204,7 +226,7 @@ class RingReader:
         CRC.pack_into(copied, CRC_AT, 0)
         if crc32c(copied) != header.crc:
             return None
-        return Frame(header, memoryview(copied)[FRAME_BYTES:])
+        return Frame(header, memoryview(copied)[FRAME_BYTES:], self.terms)
 
     def _give_up(self) -> bool:
         """Skip a place that stays unreadable; a write may still be on its way to this core."""
@@ -212,10 +234,12 @@ class RingReader:
         if self._attempts < _ATTEMPTS_BEFORE_DAMAGED:
             return False
         self._attempts = 0
-        self.damaged += 1
-        left = self.geometry.left_in_segment(self.position)
-        self.position = min(self.position + left, self._words[State.HEAD])
+        self._skip_segment(self.geometry.left_in_segment(self.position))
         return True
+
+    def _skip_segment(self, left: int) -> None:
+        self.damaged += 1
+        self.position = min(self.position + left, self._words[State.HEAD])
 
 
 def is_locked(file: int) -> bool:

@@ -168,7 +168,7 @@ class DecodedRows(NamedTuple):
 
 def read_rows(frame: Frame, shape: RowShape) -> DecodedRows:
     """The rows of a frame."""
-    header, body = frame
+    header, body = frame.header, frame.body
     counts = np.frombuffer(body, _RUN_ROWS, header.runs).astype(np.int64)
     facts = unpack_facts(bytes(body[header.runs * _RUN_ROWS.itemsize : header.runs_bytes]))
     at = aligned(header.runs_bytes)

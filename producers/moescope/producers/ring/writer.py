@@ -104,6 +104,10 @@ class RingWriter:
         self._rows = 0
         self._rejected = 0
         self._busy = 0
+        self._unseen = 0
+        self._terms = b""
+        self._terms_number = 0
+        self._has_new_terms = False
         self._place = HEADER_BYTES
         self._capacity = geometry.capacity
         self._segment_bytes = geometry.segment_bytes
@@ -117,6 +121,11 @@ class RingWriter:
     def rejected(self) -> int:
         """Rows that `reject` counted so far."""
         return self._rejected
+
+    @property
+    def unseen(self) -> int:
+        """Rows that `miss` counted so far."""
+        return self._unseen
 
     @property
     def head(self) -> int:
@@ -138,6 +147,31 @@ class RingWriter:
         self._rejected += rows
         self._words[State.REJECTED] = self._rejected
 
+    def miss(self, rows: int) -> None:
+        """Count rows that nobody could record."""
+        self._unseen += rows
+        self._words[State.UNSEEN] = self._unseen
+
+    def change_terms(self, terms: bytes) -> None:
+        """Let other terms hold for all frames from the next one on; opaque here.
+
+        They are written before the next frame, and again at the start of each segment.
+
+        Raises:
+            ValueError: They would leave too little room for frames; nothing has changed.
+        """
+        if len(terms) > self.geometry.max_terms_bytes:
+            raise ValueError(f"terms of {len(terms)} bytes, over {self.geometry.max_terms_bytes}")
+        self._terms = terms
+        self._terms_number += 1
+        self._has_new_terms = True
+
+    def tell_terms(self) -> None:
+        """Show changed terms to the reader now, although no frame follows yet."""
+        if self._has_new_terms:
+            self._make_way(0, self._segment_bytes - self._head % self._segment_bytes)
+            self._words[_HEAD] = self._head
+
     def reserve(self, body_bytes: int) -> int:
         """Make room for a frame, overwriting the oldest segment if needed.
 
@@ -148,14 +182,11 @@ class RingWriter:
         """
         segment = self._segment_bytes
         left = segment - self._head % segment
-        if FRAME_BYTES + aligned(body_bytes) > left:
-            self._fill_segment(left)
-        head = self._head
-        oldest = head - head % segment + segment - self._capacity
-        if oldest > self._tail:
-            self._tail = oldest
-            self._words[_TAIL] = oldest  # before the first byte is overwritten
-        self._place = self.geometry.place(head)
+        needed = FRAME_BYTES + aligned(body_bytes)
+        if needed > left or self._has_new_terms or (left == segment and self._terms):
+            self._make_way(needed, left)
+        self._enter_segment()
+        self._place = self.geometry.place(self._head)
         return self._place + FRAME_BYTES
 
     def publish(
@@ -176,7 +207,7 @@ class RingWriter:
         buffer = self.buffer
         FRAME.pack_into(
             buffer, place, self._head, self._rows, length, 0, kind, 0, rows, runs, columns,
-            runs_bytes, 0, first_us, last_us,
+            runs_bytes, self._terms_number, first_us, last_us,
         )  # fmt: skip
         CRC.pack_into(buffer, place + CRC_AT, crc32c(buffer[place : place + length]))
         self._rows += rows
@@ -205,6 +236,37 @@ class RingWriter:
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def _make_way(self, needed: int, left: int) -> None:
+        """Go on in the next segment where need be, and write the terms where they are due."""
+        length = FRAME_BYTES + aligned(len(self._terms))
+        is_due = self._has_new_terms or (left == self._segment_bytes and bool(self._terms))
+        if needed + (length if is_due else 0) > left:
+            self._fill_segment(left)
+            is_due = bool(self._terms)
+        if not is_due:
+            return
+        self._enter_segment()
+        place = self.geometry.place(self._head)
+        size = len(self._terms)
+        self.buffer[place + FRAME_BYTES : place + FRAME_BYTES + size] = self._terms
+        FRAME.pack_into(
+            self.buffer, place, self._head, self._rows, length, 0, FrameKind.TERMS, 0, 0, 0, 0,
+            size, self._terms_number, 0, 0,
+        )  # fmt: skip
+        checksum = crc32c(self.buffer[place : place + length])
+        CRC.pack_into(self.buffer, place + CRC_AT, checksum)
+        self._head += length
+        self._has_new_terms = False
+
+    def _enter_segment(self) -> None:
+        """Take the oldest segment back before the first byte of it is overwritten."""
+        segment = self._segment_bytes
+        head = self._head
+        oldest = head - head % segment + segment - self._capacity
+        if oldest > self._tail:
+            self._tail = oldest
+            self._words[_TAIL] = oldest
 
     def _fill_segment(self, left: int) -> None:
         if left >= FRAME_BYTES:

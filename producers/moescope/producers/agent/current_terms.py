@@ -1,0 +1,72 @@
+"""What holds for a batch: the producer's profile, and what its ring has said since."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from moescope.core.vocabulary import Fidelity
+from moescope.producers.terms import Terms, unpack_placement
+
+if TYPE_CHECKING:
+    from moescope.core.batch import Placement
+    from moescope.producers.profile import Profile
+
+PLACEMENT_EVERY_SECONDS: Final = 60.0
+"""A processor that starts anew, or lost a batch, knows the placement again after that time."""
+
+
+class BatchTerms(NamedTuple):
+    """What holds for all rows of a batch."""
+
+    profile: Profile
+    placement: Placement | None
+
+    @property
+    def is_counts(self) -> bool:
+        """Whether counts are shipped in place of rows."""
+        return self.profile.fidelity is Fidelity.COUNTS
+
+
+class CurrentTerms:
+    """Reads the terms of one ring, and knows when its placement has to be told again.
+
+    Args:
+        profile: What the ring's recorder started with.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._raw = b""
+        self._terms = BatchTerms(profile, None)
+        self._told: Placement | None = None
+        self._told_at = 0.0
+
+    def read(self, raw: bytes) -> BatchTerms:
+        """The terms that a frame came under.
+
+        Raises:
+            InputError: A recorder of another release wrote something that this one cannot read.
+        """
+        if raw != self._raw:
+            terms = Terms.from_bytes(raw)
+            profile = self._profile
+            self._terms = BatchTerms(
+                terms.applied_to(profile),
+                unpack_placement(terms.placement, len(profile.layers), profile.experts)
+                if terms.placement
+                else None,
+            )
+            self._raw = raw
+        return self._terms
+
+    def placement_due(self, terms: BatchTerms, now: float) -> Placement | None:
+        """The placement, if a batch made now has to carry it; `now` is the monotonic clock."""
+        placement = terms.placement
+        if placement is self._told and now - self._told_at < PLACEMENT_EVERY_SECONDS:
+            return None
+        return placement
+
+    def told(self, placement: Placement | None, now: float) -> None:
+        """Remember what a batch carried."""
+        if placement is not None:
+            self._told, self._told_at = placement, now
