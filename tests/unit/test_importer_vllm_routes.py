@@ -120,6 +120,14 @@ def test_a_response_of_unknown_prompt_length_is_of_no_phase(tmp_path: Path) -> N
     assert {phase for _, _, phase, _ in rows(tmp_path)} == {Phase.EVAL}
 
 
+def test_a_row_for_the_last_token_is_left_out(tmp_path: Path) -> None:
+    """It was never computed, whatever the buffer holds; a note counts it."""
+    item = response(ROUTES, usage={"prompt_tokens": 2, "completion_tokens": 1})
+    report = imported(tmp_path, [item])
+    assert [position for _, position, _, _ in rows(tmp_path)] == [0, 1]
+    assert report.files[0].notes[-1].startswith("1 rows of last tokens were left out")
+
+
 def test_nested_lists_are_read_like_arrays(tmp_path: Path) -> None:
     """Some servers send plain lists."""
     imported(tmp_path, [response(ROUTES.tolist())])
@@ -133,6 +141,14 @@ def test_rows_with_unknown_ids_are_left_out_and_counted(tmp_path: Path) -> None:
     report = imported(tmp_path, [response(routes)])
     assert [position for _, position, _, _ in rows(tmp_path)] == [0, 2]
     assert report.files[0].rejected == {"rows with unknown (−1) ids": 1}
+
+
+def test_ids_of_one_byte_cannot_name_five_hundred_experts(tmp_path: Path) -> None:
+    """They have overflowed in the engine, and look like other experts' ids."""
+    wide = response(ROUTES.astype(np.uint16), "w")
+    report = imported(tmp_path, [wide, response(ROUTES)], {"experts": "512"})
+    assert report.files[0].rejected == {"routed_experts has ids of 8 bits": 1}
+    assert {name for name, _, _, _ in rows(tmp_path)} == {"w"}
 
 
 class _Trap:
@@ -197,6 +213,17 @@ def test_damaged_responses_are_rejected_alone(
         (
             {**response(ROUTES, "b"), "prompt_routed_experts": npy(ROUTES[:2, :1])},
             "prompt and generated routes of different shapes",
+        ),
+        (
+            {**response(ROUTES, "b"), "usage": {"prompt_tokens": 2, "completion_tokens": 9}},
+            "routed_experts has another length than the tokens",
+        ),
+        (
+            {
+                **response(ROUTES, "b"),
+                "choices": [{"routed_experts": npy(ROUTES), "token_ids": [1, 2, 3, 4]}],
+            },
+            "routed_experts has another length than the tokens",
         ),
         (
             {**response(ROUTES, "b"), "usage": {"prompt_tokens": "2"}},

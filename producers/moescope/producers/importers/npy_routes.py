@@ -29,12 +29,21 @@ _HEADER_FIELDS = (
 )
 
 
-def decode_routes(value: Any, name: str) -> NDArray[np.int64]:  # noqa: ANN401 (from JSON)
+_BYTE_EXPERTS = 256
+
+
+def decode_routes(
+    value: Any,  # noqa: ANN401 (from JSON)
+    name: str,
+    *,
+    experts: int | None = None,
+) -> NDArray[np.int64]:
     """Expert ids of consecutive tokens.
 
     Args:
         value: Text, or lists of lists of lists of integers.
         name: Of the field, for messages.
+        experts: E, if known: ids of one byte cannot name more than 256 experts.
 
     Returns:
         int64 [T, L, k]; an id may be −1, which some engines write for "unknown".
@@ -45,6 +54,7 @@ def decode_routes(value: Any, name: str) -> NDArray[np.int64]:  # noqa: ANN401 (
     routes = _from_text(value, name) if isinstance(value, str) else _from_lists(value, name)
     if routes.ndim != _AXES:
         raise RejectedLineError(f"{name} has no shape [tokens, layers, k]", str(routes.shape))
+    check_width(routes.dtype, experts, name)
     _, layers, top_k = routes.shape
     if not 1 <= layers <= MAX_LAYERS or not 1 <= top_k <= MAX_TOP_K:
         raise RejectedLineError(f"{name} has an impossible shape", str(routes.shape))
@@ -53,11 +63,30 @@ def decode_routes(value: Any, name: str) -> NDArray[np.int64]:  # noqa: ANN401 (
     return routes.astype(np.int64)
 
 
-def _from_text(text: str, name: str) -> NDArray[Any]:
+def check_width(dtype: np.dtype[Any], experts: int | None, name: str) -> None:
+    """Refuse ids that overflowed: some engines sent one byte per id whatever the model.
+
+    Raises:
+        RejectedLineError: E experts cannot be named by such ids.
+    """
+    if dtype.itemsize == 1 and experts is not None and experts > _BYTE_EXPERTS:
+        raise RejectedLineError(f"{name} has ids of 8 bits", f"{experts} experts need 16")
+
+
+def decode_base64(text: str, name: str) -> bytes:
+    """Bytes of base64 text.
+
+    Raises:
+        RejectedLineError: It is none.
+    """
     try:
-        raw = base64.b64decode(text, validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RejectedLineError(f"{name} is no base64", str(error)) from error
+
+
+def _from_text(text: str, name: str) -> NDArray[Any]:
+    raw = decode_base64(text, name)
     dtype, shape, start = _header(raw, name)
     body = raw[start:]
     size = math.prod(shape)

@@ -9,7 +9,10 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from moescope.producers.importers.imported_rows import ImportedRows
+
 _CHUNK_ROWS = 65_536
+IDENTICAL_RUN = 33
 
 
 def suspicious_pairs(ids: NDArray[np.integer[Any]], experts: int) -> dict[str, int]:
@@ -28,3 +31,22 @@ def suspicious_pairs(ids: NDArray[np.integer[Any]], experts: int) -> dict[str, i
         found["repeated ids"] += int(repeated.sum())
         found["ids beyond the experts"] += int((part[..., -1] >= experts).sum())
     return {name: count for name, count in found.items() if count}
+
+
+def suspicious_rows(rows: ImportedRows) -> dict[str, int]:
+    """Rows in a run of identical ones at consecutive positions: warm-up, or a stuck buffer.
+
+    A run is suspicious from its 33rd row on, which is where the gates stop to count it.
+    """
+    order = np.lexsort((rows.position, rows.request))
+    request, position = rows.request[order], rows.position[order]
+    ids = np.sort(rows.ids[order], axis=-1)
+    same = np.zeros(len(order), np.bool_)
+    same[1:] = (request[1:] == request[:-1]) & (position[1:] == position[:-1] + 1)
+    for first in range(1, len(order), _CHUNK_ROWS):
+        end = min(first + _CHUNK_ROWS, len(order))
+        same[first:end] &= (ids[first:end] == ids[first - 1 : end - 1]).all(axis=(1, 2))
+    numbers = np.arange(len(order))
+    run = numbers - np.maximum.accumulate(np.where(same, 0, numbers)) if len(order) else numbers
+    count = int((run >= IDENTICAL_RUN - 1).sum())
+    return {"rows in a run of identical ones": count} if count else {}

@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from moescope.core.vocabulary import Phase
-from moescope.producers.importers.batching import RowBatches
-from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.imported_rows import (
-    ImportedRequests,
-    ImportedRows,
-    phase_starts_from_rows,
-)
-from moescope.producers.importers.json_values import parse_json
-from moescope.producers.importers.options import (
-    EXPERTS,
-    MAX_MEMORY,
-    MAX_REJECTED,
-    MODEL,
-    REVISION,
-    SCENE,
-    Option,
-    layer_list,
-)
-from moescope.producers.importers.source_files import read_document, read_lines
-from moescope.producers.importers.suspicion import suspicious_pairs
+from moescope.producers.importers.sequence_rows import SEQUENCE_OPTIONS, parse_sequences
 from moescope.producers.importers.vllm_responses import sequences_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from numpy.typing import NDArray
 
     from moescope.producers.importers.identity import ImportIdentity
     from moescope.producers.importers.report import Rejects
-    from moescope.producers.importers.vllm_responses import Sequence
-
-OPTIONS = (
-    Option(
-        "moe_layers",
-        layer_list,
-        None,
-        "Decoder layers that are MoE layers, such as 1-47. Dense layers arrive as zeros; without "
-        "this list, layers that are zero in the whole file are taken for dense, and named.",
-    ),
-    EXPERTS,
-    MODEL,
-    REVISION,
-    SCENE,
-    MAX_REJECTED,
-    MAX_MEMORY,
-)
 
 
 def parse(
@@ -69,206 +29,20 @@ def parse(
     Raises:
         ImportFormatError: The number of experts is not given, or no response can be used.
     """
-    if options["experts"] is None:
-        raise ImportFormatError(
-            "The number of experts per layer is not known.",
-            why="Routes only show which experts were used.",
-            next_step="Give it, for example -o experts=64.",
-        )
-    sequences = _read(path, rejects, on_line, options["max_memory_mib"] << 20)
-    if not sequences:
-        raise ImportFormatError(
-            f"No response of {path} can be imported.",
-            why=str(rejects.first[0]) if rejects.first else "It holds none.",
-            next_step="Check that the engine returned routed experts.",
-        )
-    layers, notes = _moe_layers(path, sequences, options)
-    rows, dropped = _rows(sequences, layers, options, rejects)
-    if not len(rows):
-        raise ImportFormatError(
-            f"No route of {path} can be imported.", next_step="See the notes on cached tokens."
-        )
-    if dropped:
-        notes.append(f"{dropped} rows of cached prompt tokens were left out: not computed here.")
-    return ParsedFile(
-        batches=RowBatches(rows, identity),
-        rows=len(rows),
-        requests=len(np.unique(rows.request)),
-        suspicious=suspicious_pairs(rows.ids, rows.experts),
-        notes=tuple(notes),
-    )
-
-
-def _read(
-    path: Path, rejects: Rejects, on_line: Callable[[int], None], most_bytes: int
-) -> list[tuple[int, Sequence]]:
-    """Sequences of one shape, with the line each came from."""
-    sequences: list[tuple[int, Sequence]] = []
-    shape: tuple[int, ...] = ()
-    names: set[str] = set()
-    held = 0
-    for line, response in _responses(path, rejects):
-        try:
-            if not isinstance(response, dict):
-                raise RejectedLineError("a response that is no object")  # noqa: TRY301
-            found = list(sequences_of(response, f"response-{line}"))
-            for sequence in found:
-                shape = shape or sequence.routes.shape[1:]
-                if sequence.routes.shape[1:] != shape:
-                    raise RejectedLineError(  # noqa: TRY301
-                        "another shape than the first response", str(sequence.routes.shape)
-                    )
-                if sequence.request in names:
-                    raise RejectedLineError("the same response again", sequence.request)  # noqa: TRY301
-        except RejectedLineError as error:
-            rejects.add(line, error)
-            continue
-        names.update(sequence.request for sequence in found)
-        sequences += [(line, sequence) for sequence in found]
-        held += sum(sequence.routes.nbytes for sequence in found)
-        if held > most_bytes:
-            raise ImportFormatError(
-                f"The routes of {path} need more than {most_bytes >> 20} MiB of memory.",
-                next_step="Split the file, or raise -o max_memory_mib.",
-            )
-        on_line(line)
-    return sequences
-
-
-def _responses(path: Path, rejects: Rejects) -> Iterator[tuple[int, Any]]:
-    """Responses of a file of JSON lines, or of one JSON document, with their lines."""
-    is_first = True
-    for number, text in read_lines(path, rejects):
-        try:
-            value = parse_json(text)
-        except RejectedLineError as error:
-            document = _document(path) if is_first else None
-            if document is not None:
-                yield from ((number, item) for item in document)
-                return
-            rejects.add(number, error)
-        else:
-            if is_first and isinstance(value, list):
-                yield from ((number, item) for item in value)
-            else:
-                yield number, value
-        is_first = False
-
-
-def _document(path: Path) -> list[Any] | None:
-    """The responses of a document over several lines; None if it is no document."""
-    try:
-        value = parse_json(read_document(path))
-    except (RejectedLineError, ImportFormatError):
-        return None
-    return value if isinstance(value, list) else [value]
-
-
-def _moe_layers(
-    path: Path, sequences: list[tuple[int, Sequence]], options: Mapping[str, Any]
-) -> tuple[tuple[int, ...], list[str]]:
-    """MoE layers as given, else those that are not zero throughout; and what to say about it."""
-    hidden = sequences[0][1].routes.shape[1]
-    given = options["moe_layers"]
-    if given is not None:
-        if given[-1] >= hidden:
-            raise ImportFormatError(
-                f"-o moe_layers names layer {given[-1]}.",
-                why=f"The routes of {path} have {hidden} layers, from 0.",
-                next_step="Correct the list.",
-            )
-        return given, []
-    if sequences[0][1].routes.shape[2] == 1:
-        raise ImportFormatError(
-            "With one expert per token, a dense layer cannot be told from expert 0.",
-            next_step="Name the MoE layers, for example -o moe_layers=1-47.",
-        )
-    used = np.zeros(hidden, np.bool_)
-    for _, sequence in sequences:
-        used |= sequence.routes.any(axis=(0, 2))
-    dense = np.flatnonzero(~used).tolist()
-    if not used.any():
-        raise ImportFormatError(
-            f"All routes of {path} are zero.",
-            why="Some kernels never fill the buffer that the engine returns.",
-            next_step="Record with the probe instead, or name -o moe_layers to import them as "
-            "suspicious rows.",
-        )
-    layers = tuple(int(layer) for layer in np.flatnonzero(used))
-    return layers, [f"layers {dense} are zero throughout and were taken for dense"] if dense else []
-
-
-def _rows(
-    sequences: list[tuple[int, Sequence]],
-    layers: tuple[int, ...],
-    options: Mapping[str, Any],
-    rejects: Rejects,
-) -> tuple[ImportedRows, int]:
-    """Rows of all sequences, and how many were cached."""
-    requests, positions, phases, ids = [], [], [], []
-    cached = 0
-    for index, (line, sequence) in enumerate(sequences):
-        routes = sequence.routes[:, layers, :]
-        position = np.arange(len(routes), dtype=np.int32) + np.int32(sequence.first_position)
-        computed = position >= sequence.cached_tokens
-        cached += int((~computed).sum())
-        known = (routes >= 0).all(axis=(1, 2))
-        unknown = int((computed & ~known).sum())
-        if unknown:
-            rejects.add(line, RejectedLineError("rows with unknown (−1) ids", f"{unknown} rows"))
-        kept = computed & known
-        requests.append(np.full(int(kept.sum()), index, np.int32))
-        positions.append(position[kept])
-        phases.append(_phases(position[kept], sequence.prompt_tokens))
-        ids.append(routes[kept].astype(np.uint16))
-    request, position = np.concatenate(requests), np.concatenate(positions)
-    phase = np.concatenate(phases)
-    starts = phase_starts_from_rows(
-        len(sequences),
-        request,
-        position,
-        phase,
-        np.array([sequence.prompt_tokens for _, sequence in sequences], np.int32),
-    )
-    names = tuple(sequence.request for _, sequence in sequences)
-    return ImportedRows(
-        model=_model(sequences, options),
-        revision=options["revision"],
+    return parse_sequences(
+        path,
+        identity,
+        options,
+        rejects,
+        on_line,
+        take_apart=partial(sequences_of, experts=options["experts"]),
         engine="vllm",
-        experts=options["experts"],
-        layers=layers,
-        requests=ImportedRequests(
-            ids=names,
-            tasks=names,
-            scenes=(options["scene"],) * len(names),
-            phase_starts=starts,
-            cached_tokens=np.array([sequence.cached_tokens for _, sequence in sequences], np.int32),
-        ),
-        request=request,
-        position=position,
-        phase=phase,
-        ids=np.concatenate(ids),
-    ), cached
-
-
-def _phases(position: NDArray[np.int32], prompt_tokens: int) -> NDArray[np.uint8]:
-    """Prefill below the prompt's length and decode from there; eval when it is not known."""
-    if prompt_tokens < 0:
-        return np.full(len(position), Phase.EVAL, np.uint8)
-    return np.where(position < prompt_tokens, Phase.PREFILL, Phase.DECODE).astype(np.uint8)
-
-
-def _model(sequences: list[tuple[int, Sequence]], options: Mapping[str, Any]) -> str:
-    """The name that the option gives, else the one that all responses agree on."""
-    said = {sequence.model for _, sequence in sequences}
-    if options["model"] != MODEL.default or len(said) != 1 or "" in said:
-        return str(options["model"])
-    return said.pop()
+    )
 
 
 VLLM_ROUTES = ImportFormat(
     "vllm-routes",
     "Responses of a vLLM server with routed experts, as JSON or JSON lines.",
-    OPTIONS,
+    SEQUENCE_OPTIONS,
     parse,
 )
