@@ -1,0 +1,229 @@
+"""An adapter bound to the routers of one model: the family that a probe works with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moescope.core.errors import InputError
+from moescope.core.vocabulary import RankOrder
+from moescope.producers.torch_probe.families.contract import Routing
+from moescope.producers.torch_probe.families.forms import form_of
+from moescope.producers.torch_probe.families.scoring import (
+    GroupLimit,
+    entropy_of,
+    kind_of,
+    score_logits,
+    score_named,
+)
+from moescope.producers.torch_probe.families.settings import (
+    BIASES,
+    GROUPS,
+    KEPT_GROUPS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from moescope.core.vocabulary import ScoreKind
+    from moescope.producers.torch_probe.families.adapter import RouterAdapter
+    from moescope.producers.torch_probe.families.forms import Form
+    from moescope.producers.torch_probe.families.settings import Places
+
+
+class BoundFamily:
+    """Implements `RouterFamily` for the routers of one model.
+
+    Args:
+        name: The model's `config.model_type`.
+        adapter: What its routers are.
+        places: Of each router, for its settings.
+        experts: E.
+        top_k: k.
+
+    Raises:
+        InputError: A setting of the model has a value that the adapter does not cover.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        adapter: RouterAdapter,
+        places: Sequence[Places],
+        experts: int,
+        top_k: int,
+    ) -> None:
+        for setting, covered in adapter.requires:
+            value = places[0].find((setting,))
+            if value not in covered:
+                raise InputError(
+                    f"The probe cannot read {name} with {setting}={value!r}.",
+                    why=f"It can with {' or '.join(map(repr, covered))}: the router does not tell "
+                    "otherwise what it chose.",
+                    next_step="Record the expert ids yourself with Recorder.record().",
+                )
+        self._name = name
+        self._adapter = adapter
+        self._experts = experts
+        self._top_k = top_k
+        self._first = places[0]
+        scoring = adapter.scoring
+        told = places[0].find((scoring.score_setting,)) if scoring.score_setting else None
+        self._score = scoring.score if told is None else score_named(getattr(told, "value", told))
+        self._limit = _limit_of(adapter, places[0])
+        self._kind = kind_of(scoring, self._score, self._limit)
+        self._biases = {p.router: p.holder(BIASES) for p in places} if scoring.has_bias else {}
+        self._places = {p.router: p for p in places}
+
+    @property
+    def name(self) -> str:
+        """The model's `config.model_type`."""
+        return self._name
+
+    @property
+    def score_kind(self) -> ScoreKind:
+        """What entropy and margin are made of."""
+        return self._kind
+
+    @property
+    def rank_order(self) -> RankOrder:
+        """What the order of ids means."""
+        return self._adapter.rank_order
+
+    def capture(
+        self,
+        module: torch.nn.Module,  # noqa: ARG002 - part of the protocol
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: object,
+    ) -> tuple[torch.Tensor, ...]:
+        """Pick detached tensors; see `RouterFamily`.
+
+        Raises:
+            TypeError: There is no tensor in what the forward returned.
+        """
+        if self._adapter.captures == "arguments":
+            parts: Any = (*args, *kwargs.values())
+        else:
+            parts = output if isinstance(output, tuple) else (output,)
+            if len(parts) in self._adapter.keeps_input:
+                parts = (*parts, args[0] if args else kwargs["hidden_states"])
+        picked = tuple(part.detach() for part in parts if hasattr(part, "detach"))
+        if not picked:
+            raise TypeError(f"a router of {self._name} returned {type(output).__name__}")
+        return picked
+
+    def interpret(
+        self,
+        modules: Sequence[torch.nn.Module],
+        captured: Sequence[tuple[torch.Tensor, ...]],
+    ) -> Routing:
+        """Read all layers at once; see `RouterFamily`.
+
+        Raises:
+            TypeError: The tensors have no form of this family.
+            ValueError: They do not tell what was chosen.
+        """
+        form = form_of(self._adapter.forms, captured[0], self._experts)
+        logits = self._logits(form, modules, captured)
+        scored = score_logits(
+            logits,
+            self._score,
+            selects=self._adapter.scoring.selects,
+            bias=self._bias(modules),
+            limit=self._limit,
+        )
+        largest = scored.selection.topk(min(self._top_k + 1, self._experts), dim=-1)
+        if form.ids is None:
+            ids = largest.indices[..., : self._top_k]
+        else:
+            ids = self._stacked(captured, form.ids)
+        weights, dropped = self._weights(form, captured, ids, logits, scored.scores)
+        if form.ids is not None and self._needs_sorting():
+            order = scored.selection.gather(-1, ids).argsort(-1, descending=True, stable=True)
+            ids, weights = ids.gather(-1, order), weights.gather(-1, order)
+        margin = None
+        if self._top_k < self._eligible():
+            best = largest.values
+            margin = best[..., self._top_k - 1] - best[..., self._top_k]
+        return Routing(ids, weights, entropy_of(scored), margin, dropped)
+
+    def _needs_sorting(self) -> bool:
+        adapter = self._adapter
+        return not adapter.is_sorted and adapter.rank_order is RankOrder.SELECTION_SCORE
+
+    def _eligible(self) -> int:
+        limit = self._limit
+        return self._experts if limit is None else self._experts // limit.groups * limit.kept
+
+    def _stacked(self, captured: Sequence[tuple[torch.Tensor, ...]], part: int) -> torch.Tensor:
+        import torch  # noqa: PLC0415 - imports without torch
+
+        parts = [tensors[part] for tensors in captured]
+        if self._adapter.flattens or parts[0].ndim > 2:  # noqa: PLR2004 - [N, …]
+            parts = [tensor.flatten(0, -2) for tensor in parts]
+        return torch.stack(parts, dim=1)
+
+    def _bias(self, modules: Sequence[torch.nn.Module]) -> torch.Tensor | None:
+        import torch  # noqa: PLC0415 - imports without torch
+
+        holders = [self._biases.get(module) for module in modules]
+        found = [getattr(*holder).flatten() for holder in holders if holder is not None]
+        return torch.stack(found).detach().float() if len(found) == len(modules) else None
+
+    def _logits(
+        self,
+        form: Form,
+        modules: Sequence[torch.nn.Module],
+        captured: Sequence[tuple[torch.Tensor, ...]],
+    ) -> torch.Tensor:
+        if form.logits is not None:
+            return self._stacked(captured, form.logits).float()
+        if form.probabilities is not None:
+            return self._stacked(captured, form.probabilities).float().log()
+        assert form.input is not None  # noqa: S101 - a form tells one of the three
+        import torch  # noqa: PLC0415 - imports without torch
+
+        linear = self._adapter.linear
+        computed = []
+        for module, tensors in zip(modules, captured, strict=True):
+            places, seen = self._places[module], tensors[form.input]
+            weight = places.find((linear.weight,)).detach().view(self._experts, -1)
+            bias = places.find((linear.bias,)).detach() if linear.bias else None
+            if linear.in_float32:
+                seen, weight = seen.float(), weight.float()
+                bias = None if bias is None else bias.float()
+            computed.append(torch.nn.functional.linear(seen.flatten(0, -2), weight, bias))
+        return torch.stack(computed, dim=1).float()
+
+    def _weights(
+        self,
+        form: Form,
+        captured: Sequence[tuple[torch.Tensor, ...]],
+        ids: torch.Tensor,
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if form.kept is not None:
+            dropped = self._stacked(captured, form.kept).gather(-1, ids) == 0
+        else:
+            dropped = None
+        if form.weights is not None:
+            return self._stacked(captured, form.weights), dropped
+        if form.gates is not None:
+            weights = self._stacked(captured, form.gates).gather(-1, ids)
+            return weights, weights == 0 if self._adapter.gates_tell_drops else dropped
+        return self._adapter.weighting(logits, scores, ids, self._first), dropped
+
+
+def _limit_of(adapter: RouterAdapter, places: Places) -> GroupLimit | None:
+    groups = adapter.scoring.groups
+    if groups is None:
+        return None
+    if groups.when is not None and places.find((groups.when[0],)) != groups.when[1]:
+        return None
+    number, kept = places.find(GROUPS), places.find(KEPT_GROUPS)
+    if number is None or kept is None or kept >= number:
+        return None
+    return GroupLimit(groups.by, int(number), int(kept))

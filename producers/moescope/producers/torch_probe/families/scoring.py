@@ -1,0 +1,168 @@
+"""How a router's logits become the score that its top-k looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+from moescope.core.errors import InputError
+from moescope.core.vocabulary import ScoreKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+Score = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Group-limited routing: only experts of the best groups are eligible.
+
+    Attributes:
+        by: A group's score: its best expert's selection score, or the sum of its two best.
+        when: A setting and the value at which groups are in use; always, if it is None.
+    """
+
+    by: Literal["best", "two_best"]
+    when: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """A scoring family.
+
+    Attributes:
+        score: What a logit becomes: entropy is that of s/Σs, weights are taken from it.
+        score_setting: Name of a setting that tells `score` instead.
+        selects: What top-k looks at: the score or the logit itself.
+        has_bias: Whether a correction bias is added for the selection only.
+        groups: Limits the selection to some groups of experts.
+        kind: Told to readers; None: what follows from the rest.
+    """
+
+    score: Score = "softmax"
+    score_setting: str = ""
+    selects: Literal["score", "logit"] = "score"
+    has_bias: bool = False
+    groups: Groups | None = None
+    kind: ScoreKind | None = None
+
+
+class GroupLimit(NamedTuple):
+    """Groups of one model: `kept` of `groups` groups of equal size are eligible."""
+
+    by: Literal["best", "two_best"]
+    groups: int
+    kept: int
+
+
+class Scored(NamedTuple):
+    """Scores of N rows at L layers, each float32 [N, L, E].
+
+    Attributes:
+        scores: Of all experts, without bias.
+        selection: What top-k looked at; −∞ for experts that were not eligible.
+        is_eligible: bool; None where all are.
+    """
+
+    scores: torch.Tensor
+    selection: torch.Tensor
+    is_eligible: torch.Tensor | None
+
+
+def kind_of(scoring: Scoring, score: Score, limit: GroupLimit | None) -> ScoreKind:
+    """What entropy and margin are made of."""
+    if scoring.kind is not None:
+        return scoring.kind
+    if limit is not None:
+        return ScoreKind.GROUPED
+    if score != "softmax":
+        return ScoreKind.SIGMOID
+    return ScoreKind.SOFTMAX if scoring.selects == "score" else ScoreKind.TOPK_SOFTMAX
+
+
+def score_named(name: object) -> Score:
+    """The score that a setting names.
+
+    Raises:
+        InputError: None is known by that name.
+    """
+    for known in _SCORES:
+        if known == name:
+            return known
+    raise InputError(
+        f"The probe does not know the router's scoring function {name!r}.",
+        why=f"It knows {', '.join(_SCORES)}.",
+        next_step="Record the expert ids yourself with Recorder.record().",
+    )
+
+
+def score_logits(
+    logits: torch.Tensor,
+    score: Score,
+    *,
+    selects: Literal["score", "logit"] = "score",
+    bias: torch.Tensor | None = None,
+    limit: GroupLimit | None = None,
+) -> Scored:
+    """Score logits [N, L, E] as a family does.
+
+    Args:
+        logits: float32 [N, L, E].
+        score: What a logit becomes.
+        selects: What top-k looks at.
+        bias: Correction bias [L, E], added for the selection only.
+        limit: Groups.
+    """
+    scores = _SCORES[score](logits)
+    selection = scores if selects == "score" else logits
+    if bias is not None:
+        selection = selection + bias
+    if limit is None:
+        return Scored(scores, selection, None)
+    is_eligible = _eligible(selection, limit)
+    return Scored(scores, selection.masked_fill(~is_eligible, -float("inf")), is_eligible)
+
+
+def entropy_of(scored: Scored) -> torch.Tensor:
+    """Entropy in nats, float32 [N, L], of s/Σs over eligible experts, without bias."""
+    import torch  # noqa: PLC0415 - imports without torch
+
+    scores = scored.scores
+    if scored.is_eligible is not None:
+        scores = scores.masked_fill(~scored.is_eligible, 0.0)
+    shares = scores / scores.sum(-1, keepdim=True)
+    return torch.special.entr(shares).sum(-1)
+
+
+def _eligible(selection: torch.Tensor, limit: GroupLimit) -> torch.Tensor:
+    import torch  # noqa: PLC0415 - imports without torch
+
+    grouped = selection.unflatten(-1, (limit.groups, -1))
+    best = grouped.topk(1 if limit.by == "best" else 2, dim=-1).values.sum(-1)
+    kept = best.topk(limit.kept, dim=-1).indices
+    is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, kept, True)  # noqa: FBT003
+    return is_kept.unsqueeze(-1).expand_as(grouped).flatten(-2)
+
+
+def _softmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(-1)
+
+
+def _sigmoid(logits: torch.Tensor) -> torch.Tensor:
+    return logits.sigmoid()
+
+
+def _sqrtsoftplus(logits: torch.Tensor) -> torch.Tensor:
+    import torch  # noqa: PLC0415 - imports without torch
+
+    return torch.nn.functional.softplus(logits).sqrt()
+
+
+_SCORES: Final[dict[Score, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "softmax": _softmax,
+    "sigmoid": _sigmoid,
+    "sqrtsoftplus": _sqrtsoftplus,
+}
