@@ -1,0 +1,182 @@
+"""What the routers chose in one forward pass, written to buffers beside the model.
+
+The buffers are allocated once, on the model's device. A router's choice is copied into them where
+it is made, by operations of a fixed shape and address: a CUDA graph that was captured with them
+fills them at each replay. They are read after the step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+NOT_ROUTED: Final = -1
+"""Rows of a layer whose router was not called."""
+
+_OPERATION: Final = "moescope::observe_routing"
+
+
+class RoutingCapture:
+    """Buffers of one model's routers.
+
+    Attributes:
+        is_armed: Whether calls are written; those of warm-up and profiling are not.
+        ids: int32 [N, L, k].
+        weights: float32 [N, L, k].
+        rows_on_device: int32 [L] where graphs may replay calls, else None.
+
+    Args:
+        layers: L.
+        rows: N, the most rows that a pass can have.
+        top_k: k.
+        device: Of the model.
+        is_replayed: Whether a CUDA graph may make calls that Python does not see.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        top_k: int,
+        device: Any,  # noqa: ANN401
+        *,
+        is_replayed: bool,
+    ) -> None:
+        import torch  # noqa: PLC0415 - an inference node without torch imports this, too
+
+        self._torch = torch
+        self._top_k = top_k
+        self._rows: list[int] = [NOT_ROUTED] * layers
+        self._calls = 0
+        self.is_armed = False
+        self.ids = torch.zeros((rows, layers, top_k), dtype=torch.int32, device=device)
+        self.weights = torch.zeros((rows, layers, top_k), dtype=torch.float32, device=device)
+        self.rows_on_device = (
+            torch.full((layers,), NOT_ROUTED, dtype=torch.int32, device=device)
+            if is_replayed
+            else None
+        )
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self._rows)
+
+    def arm(self) -> None:
+        """The pass that follows is one to record."""
+        self._rows = [NOT_ROUTED] * len(self._rows)
+        self._calls = 0
+        if self.rows_on_device is not None:
+            self.rows_on_device.fill_(NOT_ROUTED)
+        self.is_armed = True
+
+    def disarm(self) -> None:
+        """The pass is over."""
+        self.is_armed = False
+
+    def observe(self, layer: int, ids: Any, weights: Any) -> None:  # noqa: ANN401 - tensors
+        """Note one router's choice; ids and weights [T, k]. Never raises."""
+        if not self.is_armed and (
+            self.rows_on_device is None or not self._torch.cuda.is_current_stream_capturing()
+        ):
+            return
+        try:
+            rows = ids.shape[0]
+            if rows > self.ids.shape[0] or ids.shape[1] != self._top_k:
+                rows = NOT_ROUTED
+            else:
+                self.ids[:rows, layer].copy_(ids)
+                self.weights[:rows, layer].copy_(weights)
+            self._rows[layer] = rows
+            self._calls += 1
+            if self.rows_on_device is not None:
+                self.rows_on_device[layer].fill_(rows)
+        except Exception:  # noqa: BLE001 - inference comes first; the step is refused
+            self._rows[layer] = NOT_ROUTED
+
+    def rows_seen(self) -> Sequence[int]:
+        """Rows of each layer in the pass, as far as Python saw it.
+
+        Empty when a layer was routed more than once: then the buffers hold a mixture.
+        """
+        return self._rows if self._calls <= len(self._rows) else ()
+
+
+def wrap_router(router: Any, capture: RoutingCapture, layer: int) -> Callable[[], None]:  # noqa: ANN401
+    """Have a router's choices noted, by its logical ids, around whoever wrapped it before.
+
+    Args:
+        router: A `BaseRouter` of vLLM.
+        capture: Where to.
+        layer: Index among the model's routers.
+
+    Returns:
+        What takes the wrapper off again.
+    """
+    torch, operation = _operation()
+    earlier = router._compute_routing  # noqa: SLF001 - vLLM has no public place for this
+    had_own = "_compute_routing" in vars(router)
+
+    def compute_routing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is given
+        weights, ids = earlier(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            # Python is traced away: what is to happen at each pass has to be an operation.
+            return weights, operation(ids, weights, layer)
+        capture.observe(layer, ids, weights)
+        return weights, ids
+
+    def unwrap() -> None:
+        if vars(router).get("_compute_routing") is not compute_routing:
+            return  # somebody wrapped it after us
+        if had_own:
+            router._compute_routing = earlier  # noqa: SLF001 - put back
+        else:
+            del router._compute_routing  # noqa: SLF001 - likewise
+
+    router._compute_routing = compute_routing  # noqa: SLF001 - see above
+    return unwrap
+
+
+class _Observed:
+    """The capture that compiled code reports to: the one whose engine is in a pass."""
+
+    capture: RoutingCapture | None = None
+
+
+def route_compiled_to(capture: RoutingCapture | None) -> None:
+    """Have compiled code report to a capture, or to none."""
+    _Observed.capture = capture
+
+
+_defined: list[Any] = []
+
+
+def _operation() -> tuple[Any, Any]:
+    """torch, and the opaque operation that compiled code calls.
+
+    It returns a copy of the ids, which the model goes on with: so no compiler can drop it.
+    """
+    import torch  # noqa: PLC0415 - see above
+
+    if not _defined:
+
+        def observe_routing(ids: Any, weights: Any, layer: int) -> Any:  # noqa: ANN401 - tensors
+            capture = _Observed.capture
+            if capture is not None:
+                capture.observe(layer, ids, weights)
+            return ids.clone()
+
+        def shape_of(ids: Any, _weights: Any, _layer: int) -> Any:  # noqa: ANN401 - tensors
+            return torch.empty_like(ids)
+
+        defined = torch.library.custom_op(
+            _OPERATION,
+            observe_routing,
+            mutates_args=(),
+            schema="(Tensor ids, Tensor weights, int layer) -> Tensor",
+        )
+        defined.register_fake(shape_of)
+        _defined.append(torch.ops.moescope.observe_routing.default)
+    return torch, _defined[0]

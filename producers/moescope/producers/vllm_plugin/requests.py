@@ -1,0 +1,142 @@
+"""The engine's running requests, and what the recorder is told about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moescope.producers.vllm_plugin.names import client_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from moescope.producers.recorder import Recorder
+
+TASK_ARGUMENT: Final = "moescope_task"
+SCENE_ARGUMENT: Final = "moescope_scene"
+
+
+@dataclass(slots=True)
+class EngineRequest:
+    """One running sequence.
+
+    Attributes:
+        name: As recorded.
+        task: What it belongs to.
+        cached_tokens: Positions below it came from a prefix cache.
+        scene: Traffic class.
+        is_own_task: Whether the task is the call that it belongs to, and ends with that.
+        prompt_tokens: Length of its prompt.
+    """
+
+    name: str
+    task: str
+    cached_tokens: int
+    scene: str
+    is_own_task: bool
+    prompt_tokens: int
+
+
+class EngineRequests:
+    """Begins and ends requests as the scheduler does.
+
+    Args:
+        recorder: Told of each.
+        scene: Of requests that name none.
+    """
+
+    def __init__(self, recorder: Recorder, scene: str) -> None:
+        self._recorder = recorder
+        self._scene = scene
+        self._running: dict[str, EngineRequest] = {}
+        self._names: set[str] = set()
+        self._of_task: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._running)
+
+    def begin(self, scheduled: Iterable[Any]) -> None:
+        """Learn of requests that are scheduled for the first time, or again after preemption.
+
+        Args:
+            scheduled: `NewRequestData` of the scheduler.
+        """
+        for new in scheduled:
+            known = self._running.get(new.req_id)
+            if known is None:
+                self._begin(new)
+            elif known.prompt_tokens != _prompt_tokens(new):  # a session was sent more input
+                known.prompt_tokens = _prompt_tokens(new)
+                self._tell(known)
+
+    def end(self, engine_ids: Iterable[str]) -> None:
+        """Forget requests that are over, finished or aborted."""
+        for engine_id in engine_ids:
+            request = self._running.pop(engine_id, None)
+            if request is None:
+                continue
+            self._names.discard(request.name)
+            left = self._of_task.pop(request.task) - 1
+            if left:
+                self._of_task[request.task] = left
+            self._recorder.end_request(request.name, last_of_task=request.is_own_task and not left)
+
+    def names(self, engine_ids: Iterable[str]) -> list[str]:
+        """Names by engine id.
+
+        Raises:
+            KeyError: A request never began.
+        """
+        running = self._running
+        return [running[engine_id].name for engine_id in engine_ids]
+
+    def prompt_tokens(self, engine_ids: Iterable[str]) -> NDArray[np.int64]:
+        """Prompt lengths by engine id, int64.
+
+        Raises:
+            KeyError: A request never began.
+        """
+        running = self._running
+        return np.array([running[one].prompt_tokens for one in engine_ids], np.int64)
+
+    def _begin(self, new: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+        name, call = client_name(new.req_id)
+        if name in self._names:  # a client that names two running requests alike
+            name = call = new.req_id
+        arguments = getattr(new.sampling_params, "extra_args", None) or {}
+        task = _text(arguments.get(TASK_ARGUMENT))
+        request = EngineRequest(
+            name=name,
+            task=task or call,
+            cached_tokens=int(new.num_computed_tokens),
+            scene=_text(arguments.get(SCENE_ARGUMENT)) or self._scene,
+            is_own_task=not task,
+            prompt_tokens=_prompt_tokens(new),
+        )
+        self._running[new.req_id] = request
+        self._names.add(name)
+        self._of_task[request.task] = self._of_task.get(request.task, 0) + 1
+        self._tell(request)
+
+    def _tell(self, request: EngineRequest) -> None:
+        self._recorder.begin_request(
+            request.name,
+            request.prompt_tokens,
+            request.cached_tokens,
+            request.task,
+            request.scene,
+        )
+
+
+def _prompt_tokens(new: Any) -> int:  # noqa: ANN401 - vLLM has no types here
+    prompt = new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds
+    return 0 if prompt is None else len(prompt)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,176 @@
+"""Settings of the plugin: environment variables only, since vLLM hands plugins no arguments."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from moescope.core.errors import SettingsError
+from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, TokenIdKind
+from moescope.producers.ring.layout import DEFAULT_RING_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DIRECTORY_VARIABLE: Final = "MOESCOPE_DIR"
+
+_MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One setting.
+
+    Attributes:
+        name: Of the environment variable.
+        field: Of `PluginSettings`.
+        parse: Turns its text into the value; raises ValueError.
+        kind: The type as the documentation shows it.
+        help: One sentence.
+    """
+
+    name: str
+    field: str
+    parse: Callable[[str], Any]
+    kind: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """What an engine's probe is told; see `VARIABLES`."""
+
+    directory: str
+    node: str | None = None
+    model: str | None = None
+    revision: str | None = None
+    fidelity: Fidelity = Fidelity.FULL
+    sampling_ratio: float = 1.0
+    weights: bool = False
+    scene: str = UNKNOWN_SCENE
+    token_ids: TokenIdKind = TokenIdKind.OFF
+    token_key_file: str | None = None
+    ring_bytes: int = DEFAULT_RING_BYTES
+
+
+def _boolean(text: str) -> bool:
+    word = text.lower()
+    if word in {"1", "true", "yes", "on"}:
+        return True
+    if word in {"0", "false", "no", "off"}:
+        return False
+    raise ValueError("expected true or false")
+
+
+def _word_of(kind: type[Fidelity | TokenIdKind]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:  # noqa: ANN401 - a member of the kind
+        words = {member.name.lower(): member for member in kind}
+        if text.lower() not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return words[text.lower()]
+
+    return parse
+
+
+def _ratio(text: str) -> float:
+    ratio = float(text)
+    if not 0 < ratio <= 1:
+        raise ValueError("expected a number above 0, at most 1")
+    return ratio
+
+
+def _mebibytes(text: str) -> int:
+    size = int(text)
+    if size < 1:
+        raise ValueError("expected a whole number of at least 1")
+    return size * _MIB
+
+
+VARIABLES: Final = (
+    Variable(
+        DIRECTORY_VARIABLE, "directory", str, "folder",
+        "Where the ring lies; without it the plugin does nothing.",
+    ),
+    Variable(
+        "MOESCOPE_NODE", "node", str, "text",
+        "Name of this producer; by default the host's name and a digest of the folder.",
+    ),
+    Variable(
+        "MOESCOPE_MODEL", "model", str, "text",
+        "Name of the model; by default the first name under which vLLM serves it.",
+    ),
+    Variable(
+        "MOESCOPE_REVISION", "revision", str, "text",
+        "Revision of the model; by default vLLM's `--revision`, else `unknown`.",
+    ),
+    Variable(
+        "MOESCOPE_FIDELITY", "fidelity", _word_of(Fidelity), "full, sampled or counts",
+        "How much is shipped.",
+    ),
+    Variable(
+        "MOESCOPE_SAMPLING_RATIO", "sampling_ratio", _ratio, "number",
+        "Share of the requests that fidelity `sampled` records.",
+    ),
+    Variable(
+        "MOESCOPE_WEIGHTS", "weights", _boolean, "true or false",
+        "Whether routing weights are recorded.",
+    ),
+    Variable(
+        "MOESCOPE_SCENE", "scene", str, "text",
+        "Traffic class of requests that name none.",
+    ),
+    Variable(
+        "MOESCOPE_TOKEN_IDS", "token_ids", _word_of(TokenIdKind), "off, keyed_hash or plain",
+        "What is recorded of token ids.",
+    ),
+    Variable(
+        "MOESCOPE_TOKEN_KEY_FILE", "token_key_file", str, "file",
+        "Key of `keyed_hash`.",
+    ),
+    Variable(
+        "MOESCOPE_RING_MIB", "ring_bytes", _mebibytes, "whole number",
+        "Size of the ring in MiB.",
+    ),
+)  # fmt: skip
+
+
+def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettings:
+    """The settings that an environment holds.
+
+    Raises:
+        SettingsError: A value is not accepted, or two contradict each other.
+    """
+    values: dict[str, Any] = {}
+    for variable in VARIABLES:
+        text = environment.get(variable.name, "").strip()
+        if not text:
+            continue
+        try:
+            values[variable.field] = variable.parse(text)
+        except ValueError as error:
+            raise SettingsError(
+                f"{variable.name} cannot be {text!r}.",
+                why=f"{str(error).capitalize()}.",
+                next_step="Change the variable and start the engine again.",
+            ) from error
+    if "directory" not in values:
+        raise SettingsError(
+            f"{DIRECTORY_VARIABLE} is not set.",
+            why="The plugin has no folder for its ring.",
+            next_step=f"Set {DIRECTORY_VARIABLE}, best to a folder of a memory file system.",
+        )
+    settings = PluginSettings(**values)
+    if settings.token_ids is TokenIdKind.KEYED_HASH and settings.token_key_file is None:
+        raise SettingsError(
+            "Token ids cannot be hashed.",
+            why="MOESCOPE_TOKEN_IDS is keyed_hash, and MOESCOPE_TOKEN_KEY_FILE is not set.",
+            next_step="Name a file with a key, or leave token ids off.",
+        )
+    if (settings.sampling_ratio < 1) is not (settings.fidelity is Fidelity.SAMPLED):
+        raise SettingsError(
+            "MOESCOPE_SAMPLING_RATIO and MOESCOPE_FIDELITY contradict each other.",
+            why="A ratio below 1 belongs to fidelity sampled, and to no other.",
+            next_step="Set both, or neither.",
+        )
+    return settings

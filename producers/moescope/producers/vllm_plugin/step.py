@@ -1,0 +1,130 @@
+"""One step of the engine: whose rows its forward pass computed. Plain arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from moescope.core.vocabulary import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class UnknownLayoutError(Exception):
+    """A step whose rows cannot be told apart; never leaves the plugin.
+
+    Attributes:
+        reason: A few words for header and log, the same for all such steps.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Step:
+    """The rows of one forward pass, in the order in which the model saw them.
+
+    Attributes:
+        engine_ids: The engine's request ids [R].
+        counts: int64 [R], rows of each; they follow one another.
+        first: int64 [R], position of each one's first row.
+        drafts: int64 [R], how many of the last rows are draft tokens being verified.
+        rows_passed: How many rows the model was given, padding behind the others included.
+        rows_across: Rows given to each data-parallel rank, where there are several.
+        rank: Of this engine among them.
+        positions: A device tensor that holds the positions, where the host's are an upper bound.
+    """
+
+    engine_ids: list[str]
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+    drafts: NDArray[np.int64]
+    rows_passed: int
+    rows_across: Sequence[int] = ()
+    rank: int = 0
+    positions: Any = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of requests."""
+        return int(self.counts.sum())
+
+    def row_positions(self) -> NDArray[np.int64]:
+        """Positions of the rows, int64 [rows]."""
+        ends = np.cumsum(self.counts)
+        offsets = np.arange(self.rows) - np.repeat(ends - self.counts, self.counts)
+        return np.repeat(self.first, self.counts) + offsets
+
+    def row_phases(
+        self,
+        positions: NDArray[np.int64],
+        prompt_tokens: NDArray[np.int64],
+        accepted: NDArray[np.int64],
+    ) -> NDArray[np.uint8]:
+        """Phases of the rows.
+
+        Args:
+            positions: int64 [rows].
+            prompt_tokens: int64 [R], length of each prompt.
+            accepted: int64 [R], how many draft tokens became the request's own.
+
+        Returns:
+            uint8 [rows], values of `Phase`.
+        """
+        prompts = np.repeat(prompt_tokens, self.counts)
+        phases = np.where(positions < prompts, _PREFILL, _DECODE)
+        if self.drafts.any():
+            ends = np.cumsum(self.counts)
+            refused_from = np.repeat(ends - self.drafts + accepted, self.counts)
+            phases[np.arange(self.rows) >= refused_from] = _DRAFT
+        return phases
+
+    def first_row(self, rows_seen: int) -> int:
+        """Where this engine's rows begin among those that a router saw.
+
+        Args:
+            rows_seen: Rows that each router was called with.
+
+        Raises:
+            UnknownLayoutError: These are not the rows that were scheduled.
+        """
+        if self.rows <= self.rows_passed == rows_seen:
+            return 0
+        if len(self.rows_across) > 1 and rows_seen == sum(self.rows_across):
+            return sum(self.rows_across[: self.rank])
+        raise UnknownLayoutError("rows captured are not the rows scheduled")
+
+
+_PREFILL: Final = np.uint8(Phase.PREFILL)
+_DECODE: Final = np.uint8(Phase.DECODE)
+_DRAFT: Final = np.uint8(Phase.DRAFT)
+
+
+def is_blank(expert_ids: NDArray[Any]) -> bool:
+    """Whether all ids of some layer are the same number: a kernel that never told its choice.
+
+    Args:
+        expert_ids: Integers [T, L, k].
+    """
+    if expert_ids.shape[-1] == 1 or not len(expert_ids):
+        return False
+    doubtful = expert_ids[0, :, 0] == expert_ids[0, :, 1]
+    if not doubtful.any():
+        return False
+    some = expert_ids[:, doubtful]
+    return bool((some == some[:1, :, :1]).all(axis=(0, 2)).any())
+
+
+def by_weight(expert_ids: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Ids and weights [T, L, k] in descending order of weight; equal ones stay in place."""
+    if (weights[..., 1:] <= weights[..., :-1]).all():
+        return expert_ids, weights
+    order = np.argsort(-weights, axis=-1, kind="stable")
+    return np.take_along_axis(expert_ids, order, -1), np.take_along_axis(weights, order, -1)

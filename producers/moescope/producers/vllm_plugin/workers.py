@@ -1,0 +1,189 @@
+"""Hooks: from vLLM's workers to the model runner of each, once its model is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final
+
+from moescope.producers.recorder import Recorder
+from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
+from moescope.producers.vllm_plugin.host import host_copies
+from moescope.producers.vllm_plugin.identity import (
+    engine_ranks,
+    recorder_arguments,
+    replays_graphs,
+)
+from moescope.producers.vllm_plugin.probe import EngineProbe
+from moescope.producers.vllm_plugin.requests import EngineRequests
+from moescope.producers.vllm_plugin.routers import ModelRouting, model_routing
+from moescope.producers.vllm_plugin.runners import layout_of
+from moescope.producers.vllm_plugin.settings import PluginSettings, plugin_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROBE_ATTRIBUTE: Final = "moescope_probe"
+"""Where a model runner keeps its probe."""
+
+_MARK: Final = "_moescope_watches"
+_COMPILE_MARK: Final = "moescope"
+
+_log = logging.getLogger("moescope.producers")
+
+
+def watch_workers() -> None:
+    """Have each worker that gets a device from now on attach a probe when its model is loaded.
+
+    Raises:
+        ImportError: This vLLM has no such workers.
+        AttributeError: Likewise.
+    """
+    wrapper = importlib.import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
+    if getattr(wrapper, _MARK, False):
+        return
+    init_device = wrapper.init_device
+
+    @wraps(init_device)
+    def init_device_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = init_device(self, *args, **kwargs)
+        _quietly(watch_worker, self.worker)
+        return result
+
+    wrapper.init_device = init_device_and_watch
+    setattr(wrapper, _MARK, True)
+
+
+def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    """Attach a probe to a worker's runner when the worker has loaded its model."""
+    load_model, warm_up = worker.load_model, worker.compile_or_warm_up_model
+
+    @wraps(load_model)
+    def load_model_and_attach(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        result = load_model(*args, **kwargs)
+        _quietly(attach_probe, worker.model_runner)
+        return result
+
+    @wraps(warm_up)
+    def warm_up_unseen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        probe = getattr(worker.model_runner, PROBE_ATTRIBUTE, None)
+        if probe is not None:
+            probe.is_warming_up = True
+        try:
+            return warm_up(*args, **kwargs)
+        finally:
+            if probe is not None:
+                probe.is_warming_up = False
+
+    worker.load_model = load_model_and_attach
+    worker.compile_or_warm_up_model = warm_up_unseen
+
+
+def attach_probe(
+    runner: Any,  # noqa: ANN401 - vLLM has no types here
+    settings: PluginSettings | None = None,
+) -> EngineProbe | None:
+    """Attach a probe to a model runner whose model is loaded.
+
+    Args:
+        runner: vLLM's model runner, of either generation.
+        settings: By default those of the environment.
+
+    Returns:
+        None when there is nothing to record: a dense model, or not the first tensor-parallel
+        rank, which sees all that the others see.
+
+    Raises:
+        SettingsError: A setting is not accepted.
+        RingCreateError: The folder cannot be written or has no room for the ring.
+    """
+    earlier = getattr(runner, PROBE_ATTRIBUTE, None)
+    if earlier is not None:
+        earlier.stop("the model is loaded anew")
+    settings = settings or plugin_settings()
+    config = runner.vllm_config
+    ranks = engine_ranks(
+        config.parallel_config, importlib.import_module("vllm.distributed.parallel_state")
+    )
+    if ranks.tensor_parallel > 0:
+        return None
+    routing = model_routing(runner.get_model())
+    if not routing.layers:
+        _log.info("The model has no MoE layers: nothing is recorded.")
+        return None
+    version = str(importlib.import_module("vllm").__version__)
+    recorder = Recorder(**recorder_arguments(settings, config, routing, ranks, version))
+    layout = layout_of(runner)
+    refusal = routing.refusal or ("" if layout else f"unknown runner {type(runner).__name__}")
+    capture = None if refusal else _capture(runner, routing)
+    probe = EngineProbe(
+        recorder,
+        EngineRequests(recorder, settings.scene),
+        layout,
+        capture,
+        None if capture is None else host_copies(capture),
+        refusal=refusal,
+        weights=settings.weights,
+    )
+    _hook(runner, probe)
+    _log.info(
+        "Routing of %d layers, %d experts, top %d is recorded as node %s in %s.",
+        len(routing.layers), routing.experts, routing.top_k, recorder.node, settings.directory,
+    )  # fmt: skip
+    return probe
+
+
+def _capture(runner: Any, routing: ModelRouting) -> RoutingCapture:  # noqa: ANN401
+    """Buffers for a runner's largest pass, and its routers wrapped to fill them."""
+    config = runner.vllm_config
+    graph_sizes = getattr(config.compilation_config, "cudagraph_capture_sizes", None) or (0,)
+    rows = max(int(config.scheduler_config.max_num_batched_tokens), *graph_sizes)
+    capture = RoutingCapture(
+        len(routing.layers),
+        rows * int(config.parallel_config.data_parallel_size),
+        routing.top_k,
+        runner.device,
+        is_replayed=replays_graphs(config.compilation_config),
+    )
+    for index, layer in enumerate(routing.layers):
+        wrap_router(layer.router, capture, index)
+    # Compiled code is cached on disk, by this among others: code with and without the probe's
+    # operation must not be taken for the same.
+    if isinstance(config.additional_config, dict):
+        config.additional_config[_COMPILE_MARK] = True
+    return capture
+
+
+def _hook(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM has no types here
+    execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
+
+    @wraps(execute_model)
+    def execute_model_seen(scheduled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if not probe.before_pass(scheduled, args, kwargs):
+            return execute_model(scheduled, *args, **kwargs)
+        is_complete = False
+        try:
+            result = execute_model(scheduled, *args, **kwargs)
+            is_complete = True
+        finally:
+            probe.after_pass(scheduled, is_complete=is_complete)
+        return result
+
+    @wraps(sample_tokens)
+    def sample_tokens_seen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        output = sample_tokens(*args, **kwargs)
+        probe.after_sampling(output)
+        return output
+
+    runner.execute_model = execute_model_seen
+    if runner.vllm_config.speculative_config is not None:
+        runner.sample_tokens = sample_tokens_seen
+    setattr(runner, PROBE_ATTRIBUTE, probe)
+
+
+def _quietly(act: Callable[[Any], Any], subject: Any) -> None:  # noqa: ANN401
+    try:
+        act(subject)
+    except Exception:  # noqa: BLE001 - inference comes first
+        _log.exception("The engine is not watched: the probe could not be attached.")
