@@ -33,6 +33,7 @@ class RowBatches:
         rows: Of one file.
         identity: Of that file.
         weight_bits: 0 leaves weights out; 4, 8 or 16 stores them.
+        first_sequence: Number of the first batch.
 
     Attributes:
         raised_times: Rows whose event time was raised to that of an earlier position: within a
@@ -40,11 +41,17 @@ class RowBatches:
     """
 
     def __init__(
-        self, rows: ImportedRows, identity: ImportIdentity, *, weight_bits: int = 0
+        self,
+        rows: ImportedRows,
+        identity: ImportIdentity,
+        *,
+        weight_bits: int = 0,
+        first_sequence: int = 0,
     ) -> None:
         self._rows = rows
         self._identity = identity
         self._weight_bits = weight_bits
+        self._first_sequence = first_sequence
         self._most_rows = _most_rows(rows, weight_bits)
         by_position = np.lexsort((rows.position, rows.request))
         request = rows.request[by_position]
@@ -65,7 +72,7 @@ class RowBatches:
     def __iter__(self) -> Iterator[RoutingBatch]:
         """The batches; the same each time."""
         kept: dict[int, list[int]] = {}
-        for sequence, (first, end) in enumerate(self._cuts()):
+        for sequence, (first, end) in enumerate(self._cuts(), start=self._first_sequence):
             new = self._order[first:end]
             requests = self._rows.request[new]
             starts = np.flatnonzero(np.append([True], requests[1:] != requests[:-1]))
@@ -83,6 +90,10 @@ class RowBatches:
             yield self._batch(
                 np.concatenate(pieces), np.array(context, np.bool_), sequence, self._watermark(end)
             )
+
+    def __len__(self) -> int:
+        """Number of batches."""
+        return sum(1 for _ in self._cuts())
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
         """Ranges of `_order` that make a batch each: at most a second, at most 1 MiB."""
@@ -143,6 +154,7 @@ class RowBatches:
                 watermark_us=watermark_us,
                 engine=source.engine,
                 rank_order=source.rank_order,
+                id_space=source.id_space,
             ),
             requests=Requests(
                 ids=tuple(requests.ids[row] for row in distinct),

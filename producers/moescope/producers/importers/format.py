@@ -46,7 +46,7 @@ class ParseFile(Protocol):
         """Read a file whole.
 
         Args:
-            path: The file.
+            path: The file, or the folder where the format has a `folder_pattern`.
             identity: What its batches are called.
             options: Values of all options of the format.
             rejects: Takes lines that cannot be used.
@@ -66,9 +66,12 @@ class ImportFormat:
         summary: One sentence.
         options: Declared options.
         parse: Reads a file.
+        folder_pattern: Names of the files of a run; a folder of them is imported as one. Empty:
+            files do not belong together.
     """
 
     name: str
     summary: str
     options: tuple[Option, ...]
     parse: ParseFile
+    folder_pattern: str = ""

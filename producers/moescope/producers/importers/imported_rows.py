@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.core.batch import NO_START
-from moescope.core.vocabulary import Phase, RankOrder
+from moescope.core.vocabulary import IdSpace, Phase, RankOrder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class ImportedRows:
         ids: [T, L, k].
         weights: float32 [T, L, k] in the order of `ids`, or None.
         rank_order: What the order of a row's ids means.
+        id_space: Whether ids name logical or physical experts.
     """
 
     model: str
@@ -51,6 +52,7 @@ class ImportedRows:
     pass_id: NDArray[np.int64] | None = None
     step: NDArray[np.int64] | None = None
     rank_order: RankOrder = RankOrder.UNKNOWN
+    id_space: IdSpace = IdSpace.LOGICAL
     notes: tuple[str, ...] = ()
     suspicious: dict[str, int] = field(default_factory=dict)
 

@@ -46,7 +46,7 @@ def import_files(
 
     Args:
         form: Name of the format.
-        paths: Files.
+        paths: Files, or folders of the files of a run where the format knows them.
         log_root: Batch log to write to.
         options: Options of the format, as text.
         progress: Told how far the import is.
@@ -81,7 +81,9 @@ def _import_file(
     log_root: Path,
     on_line: Any,  # noqa: ANN401 (a callable that takes a number of lines)
 ) -> FileReport:
-    digest = file_digest(path, identity_of(chosen.name, chosen.options, values))
+    digest = file_digest(
+        path, identity_of(chosen.name, chosen.options, values), chosen.folder_pattern
+    )
     identity = ImportIdentity.from_digest(digest)
     if _is_sealed(log_root, identity.node):
         return FileReport(path=str(path), node=identity.node, already_imported=True)

@@ -8,6 +8,7 @@ from moescope.producers.importers.counts_json import COUNTS_JSON
 from moescope.producers.importers.errors import ImportFormatError
 from moescope.producers.importers.jsonl import JSONL
 from moescope.producers.importers.sglang_meta import SGLANG_META
+from moescope.producers.importers.sglang_records import SGLANG_RECORDS
 from moescope.producers.importers.vllm_routes import VLLM_ROUTES
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from moescope.producers.importers.format import ImportFormat
 
 FORMATS: Final[Mapping[str, ImportFormat]] = {
-    known.name: known for known in (JSONL, VLLM_ROUTES, SGLANG_META, COUNTS_JSON)
+    known.name: known for known in (JSONL, VLLM_ROUTES, SGLANG_META, SGLANG_RECORDS, COUNTS_JSON)
 }
 
 

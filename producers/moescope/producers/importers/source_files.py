@@ -30,17 +30,56 @@ _ZSTD_INPUT_BYTES = 4096
 """Little at a time: so much of a decompression bomb inflates to 128 MiB at most."""
 
 
-def file_digest(path: Path, identity: bytes) -> bytes:
+def file_digest(path: Path, identity: bytes, pattern: str = "") -> bytes:
     """SHA-256 of an import: its format and options, and the bytes of the file as they lie there.
+
+    Args:
+        path: The file, or the folder of a run.
+        identity: Of the format and its options.
+        pattern: Of the files of a run; their names are part of what is imported.
 
     Raises:
         ImportFormatError: The file cannot be read.
     """
     digest = hashlib.sha256(identity + b"\0\0")
-    with _opened(path) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    for part in files_of_run(path, pattern):
+        if part != path:
+            digest.update(part.name.encode() + b"\0" + str(part.stat().st_size).encode() + b"\0")
+        with opened(part) as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
     return digest.digest()
+
+
+def files_of_run(path: Path, pattern: str) -> list[Path]:
+    """The files of an import: the file itself, or those of a folder that match, by name.
+
+    Args:
+        path: A file or a folder.
+        pattern: Such as `rank*.jsonl*`; empty when the format knows no folders.
+
+    Raises:
+        ImportFormatError: A folder without such files, or a format that reads none.
+    """
+    if not path.is_dir():
+        return [path]
+    if not pattern:
+        raise ImportFormatError(
+            f"{path} is a folder.",
+            why="Files of this format do not belong together.",
+            next_step="Name the files.",
+        )
+    found = sorted(part for part in path.glob(pattern) if part.is_file())
+    if not found:
+        raise ImportFormatError(
+            f"The folder {path} has no file {pattern}.", next_step="Check the folder."
+        )
+    return found
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name says that it is compressed."""
+    return path.suffix in {".gz", ".zst", ".zstd"}
 
 
 def read_lines(path: Path, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
@@ -78,9 +117,9 @@ def read_document(path: Path) -> bytes:
         document = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ImportFormatError(
-            f"{path} is too large for one JSON document.",
-            why=f"It has more than {MAX_DOCUMENT_BYTES} bytes.",
-            next_step="Split it, or write JSON lines.",
+            f"{path} is too large to be read whole.",
+            why=f"It has more than {MAX_DOCUMENT_BYTES} bytes inside.",
+            next_step="Split it; write JSON lines, or leave tensor files uncompressed.",
         )
     return document
 
@@ -94,7 +133,12 @@ def _check_inflated(path: Path, total: int) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file as it is.
+
+    Raises:
+        ImportFormatError: It cannot be read.
+    """
     try:
         with path.open("rb") as file:
             yield file
@@ -109,7 +153,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 @contextmanager
 def _inflated(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile(fileobj=file) as inflated:
                     yield cast("IO[bytes]", inflated)
