@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.rings import EXPERTS, START_US, ids_of, small_recorder
+from support.rings import EXPERTS, LAYERS, START_US, TOP_K, ids_of, small_recorder
 
 from moescope.core.clock import ManualClock
 from moescope.core.vocabulary import Phase
@@ -24,9 +24,15 @@ USUAL: Final[dict[str, list[Any]]] = {
     "bad_id": [None],
     "is_reversed": [False, True],
     "position_kind": ["i8", "u8", ">i8"],
-    "phase": ["decode", "decode", "prefill", Phase.EVAL, 1, "draft"],
+    "phase": ["decode", "decode", "prefill", Phase.EVAL, 1, "draft", "u1 array", "i8 array"],
     "tokens": [None, None, "i4", "u8"],
+    "keys": [None, None, "u8"],
     "pass_id": [None, 7],
+    "step": [None, None, 5],
+    "weights": [None, None, "f4", "f8"],
+    "scores": [None, "f4", "f2", ">f8"],
+    "dropped": [None, None, "?"],
+    "counts": ["list", "i8", "i4"],
     "event_time_us": [None, START_US],
     "has_padding": [False],
 }
@@ -35,9 +41,15 @@ UNUSUAL: Final[dict[str, list[Any]]] = {
     "kind": ["f4"],
     "bad_id": [EXPERTS, -1],
     "position_kind": ["list"],
-    "phase": ["Decode", "unheard of", True, [1]],
+    "phase": ["Decode", "unheard of", True, [1], "drafts"],
     "tokens": ["f8"],
+    "keys": ["f8"],
     "pass_id": [-7, 2**63, 1.5],
+    "step": [-1, 2**60, np.int64(3)],
+    "weights": ["i4"],
+    "scores": ["?"],
+    "dropped": ["u1"],
+    "counts": ["f8", "with a zero"],
     "event_time_us": [-1],
     "has_padding": [True],
 }
@@ -57,7 +69,9 @@ def drawn_call(draw: random.Random) -> dict[str, Any]:
 
 def drawn_step(draw: random.Random) -> tuple[Any, ...]:
     """Something that an engine does."""
-    action = draw.choice([*["batch"] * 6, "equal names", "swap", "prompt", "unsorted", "other"])
+    action = draw.choice(
+        [*["batch"] * 6, *["mixed"] * 3, "equal names", "swap", "prompt", "unsorted", "other"]
+    )
     name = draw.choice("abcdef")
     if action == "swap":
         return (
@@ -69,8 +83,11 @@ def drawn_step(draw: random.Random) -> tuple[Any, ...]:
         return action, name, draw.choice([1, 2, 40, 500]), drawn_call(draw)
     if action == "unsorted":
         return action, name, drawn_call(draw)
+    if action == "mixed":
+        return action, [draw.choice([1, 1, 2, 30]) for _ in range(4)], drawn_call(draw)
     if action == "other":
         return draw.choice([
+            ("fidelity", *draw.choice([("full", 1.0), ("sampled", 0.5), ("counts", 1.0)])),
             ("begin", name, draw.randrange(9)),
             ("end", name),
             ("clock", draw.choice([-2_000_000, -300, 1, 5_000])),
@@ -95,28 +112,60 @@ class Engine:
     def do(self, step: tuple[Any, ...]) -> None:
         """One step."""
         action, *rest = step
-        if action == "batch":
-            self.record(self.batch, [self.take(name) for name in self.batch], rest[0])
-        elif action == "equal names":
-            equal = ["".join(["", *name]) for name in self.batch]
-            self.record(equal, [self.take(name) for name in self.batch], rest[0])
-        elif action == "swap":
-            self.batch[rest[0]] = rest[1]
-        elif action == "prompt":
-            self.record(rest[0], [self.take(rest[0]) for _ in range(rest[1])], rest[2])
-        elif action == "unsorted":
-            first, second, third = (self.take(rest[0]) for _ in range(3))
-            self.record(rest[0], [first, third, second], rest[1])
-        elif action == "clock":
-            self.clock.set_us(self.clock.now_us() + rest[0])
-        else:
-            for recorder in (self.short, self.general):
-                if action == "begin":
-                    recorder.begin_request(rest[0], prompt_tokens=rest[1], task="t")
-                else:
-                    recorder.end_request(rest[0])
-            if action == "end":
-                self.next[rest[0]] = 0
+        getattr(self, "do_" + action.replace(" ", "_"))(*rest)
+
+    def do_batch(self, call: dict[str, Any]) -> None:
+        """A row each of several requests."""
+        self.record(self.batch, [self.take(name) for name in self.batch], call)
+
+    def do_mixed(self, counts: list[int], call: dict[str, Any]) -> None:
+        """A run of rows each of several requests."""
+        if call["counts"] == "with a zero":
+            counts = [0, *counts[1:]]
+        positions = [
+            self.take(name)
+            for name, rows in zip(self.batch, counts, strict=True)
+            for _ in range(rows)
+        ]
+        self.record(self.batch, positions, call, counts)
+
+    def do_equal_names(self, call: dict[str, Any]) -> None:
+        """A batch of names that are equal, and other objects."""
+        equal = ["".join(["", *name]) for name in self.batch]
+        self.record(equal, [self.take(name) for name in self.batch], call)
+
+    def do_swap(self, place: int, name: str) -> None:
+        """Another request takes a place."""
+        self.batch[place] = name
+
+    def do_prompt(self, name: str, rows: int, call: dict[str, Any]) -> None:
+        """Many rows of one request."""
+        self.record(name, [self.take(name) for _ in range(rows)], call)
+
+    def do_unsorted(self, name: str, call: dict[str, Any]) -> None:
+        """Rows of one request in another order."""
+        first, second, third = (self.take(name) for _ in range(3))
+        self.record(name, [first, third, second], call)
+
+    def do_clock(self, step_us: int) -> None:
+        """Time goes on, or back."""
+        self.clock.set_us(self.clock.now_us() + step_us)
+
+    def do_fidelity(self, fidelity: str, ratio: float) -> None:
+        """More or less is recorded from now on."""
+        for recorder in (self.short, self.general):
+            assert recorder.set_fidelity(fidelity, ratio)
+
+    def do_begin(self, name: str, prompt_tokens: int) -> None:
+        """A request begins, or says more."""
+        for recorder in (self.short, self.general):
+            recorder.begin_request(name, prompt_tokens=prompt_tokens, task="t")
+
+    def do_end(self, name: str) -> None:
+        """A request is over."""
+        for recorder in (self.short, self.general):
+            recorder.end_request(name)
+        self.next[name] = 0
 
     def take(self, name: str) -> int:
         """The next position of a request."""
@@ -124,12 +173,22 @@ class Engine:
         self.next[name] = position + 1
         return position
 
-    def record(self, names: str | list[str], positions: list[int], call: dict[str, Any]) -> None:
+    def record(
+        self,
+        names: str | list[str],
+        positions: list[int],
+        call: dict[str, Any],
+        counts: list[int] | None = None,
+    ) -> None:
         """The same call to both."""
-        if call["phase"] == "draft":  # the real token has the same position
-            for name in {names} if isinstance(names, str) else names:
-                self.next[name] -= len(positions) if isinstance(names, str) else 1
         rows = len(positions)
+        if call["phase"] == "draft":  # the real token has the same position
+            for name, drafts in zip(
+                [names] if isinstance(names, str) else names,
+                counts or ([rows] if isinstance(names, str) else [1] * rows),
+                strict=True,
+            ):
+                self.next[name] -= drafts
         shifted = [position + call["shift"] for position in positions]
         kind = call["position_kind"]
         if kind == "u8":
@@ -138,16 +197,50 @@ class Engine:
         if call["bad_id"] is not None:
             ids[rows // 2, 1, 0] = call["bad_id"]
         ids = ids.astype(call["kind"])
-        tokens = None if call["tokens"] is None else np.arange(rows).astype(call["tokens"])
-        if call["tokens"] == "u8":
-            tokens = np.uint64(2**64 - 1) - np.arange(rows, dtype=np.uint64)
+        arguments = columns_of(call, rows)
+        if counts is not None:
+            given = call["counts"]
+            arguments["rows_per_request"] = (
+                counts if given in {"list", "with a zero"} else np.array(counts, given)
+            )
         for recorder in (self.short, self.general):
             recorder.record(
                 names, shifted if kind == "list" else np.array(shifted, kind),
-                ids[:, ::-1] if call["is_reversed"] else ids, call["phase"], token_ids=tokens,
-                pass_id=call["pass_id"], event_time_us=call["event_time_us"],
-                padding=np.arange(rows) == 1 if call["has_padding"] else None,
+                ids[:, ::-1] if call["is_reversed"] else ids, **arguments,
             )  # fmt: skip
+
+
+def columns_of(call: dict[str, Any], rows: int) -> dict[str, Any]:
+    """All that a call says beside requests, positions and ids."""
+
+    def drawn(kind: str | None, *shape: int) -> Any:  # noqa: ANN401 - of any type
+        if kind is None:
+            return None
+        numbers = np.arange(rows * int(np.prod(shape))).reshape(rows, *shape)
+        return (numbers % 2 == 0) if kind == "?" else (numbers / 8).astype(kind)
+
+    phase = call["phase"]
+    if str(phase).endswith(" array"):
+        phase = (np.arange(rows) % 2).astype(phase.removesuffix(" array"))
+    elif phase == "drafts":
+        phase = np.where(np.arange(rows) % 3, Phase.DRAFT, Phase.DECODE)
+    tokens = None if call["tokens"] is None else np.arange(rows).astype(call["tokens"])
+    if call["tokens"] == "u8":
+        tokens = np.uint64(2**64 - 1) - np.arange(rows, dtype=np.uint64)
+    layers, top_k = len(LAYERS), TOP_K
+    return {
+        "phase": phase,
+        "token_ids": tokens,
+        "content_keys": drawn(call["keys"]),
+        "pass_id": call["pass_id"],
+        "step": call["step"],
+        "event_time_us": call["event_time_us"],
+        "weights": drawn(call["weights"], layers, top_k),
+        "entropy": drawn(call["scores"], layers),
+        "margin": drawn(call["scores"], layers),
+        "dropped": drawn(call["dropped"], layers, top_k),
+        "padding": np.arange(rows) == 1 if call["has_padding"] else None,
+    }
 
 
 def in_ring(recorder: Recorder) -> list[tuple[Any, ...]]:
@@ -161,9 +254,9 @@ def in_ring(recorder: Recorder) -> list[tuple[Any, ...]]:
         if header.kind == 2:
             rows = read_rows(frame, recorder.profile.shape)
             columns = {name: values.tolist() for name, values in rows.columns.items()}
-            found.append((header, rows.facts, rows.counts.tolist(), columns))
+            found.append((frame.terms, header, rows.facts, rows.counts.tolist(), columns))
         else:
-            found.append((header, bytes(frame.body[: header.runs_bytes])))
+            found.append((frame.terms, header, bytes(frame.body[: header.runs_bytes])))
     assert reader.damaged == 0
     reader.close()
     return found

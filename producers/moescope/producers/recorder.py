@@ -6,15 +6,12 @@ import logging
 import os
 import threading
 import weakref
-from collections import deque
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Final, Self
 
 from moescope.core.batch import Ranks
 from moescope.core.clock import Clock, SystemClock
+from moescope.core.errors import SettingsError
 from moescope.core.vocabulary import (
     UNKNOWN_SCENE,
     Fidelity,
@@ -22,29 +19,30 @@ from moescope.core.vocabulary import (
     Origin,
     Phase,
     RankOrder,
-    RowFlag,
     ScoreKind,
     TokenIdKind,
 )
 from moescope.producers.profile import Profile
-from moescope.producers.recording.call import (
-    RecordCall,
-    check_call,
-    rows_given,
+from moescope.producers.recording.budget import BUDGET_REASON, Rung
+from moescope.producers.recording.call import check_call, rows_given
+from moescope.producers.recording.changing import (
+    LOCK_TIMEOUT_SECONDS,
+    ChangingTerms,
+    plain_reason,
 )
+from moescope.producers.recording.counters import Complaints, RecorderCounters, RowBooks
 from moescope.producers.recording.description import checked_profile, member
-from moescope.producers.recording.running import (
-    ResolvedRequests,
-    RunningRequest,
-    RunningRequests,
-    flags_for,
-)
-from moescope.producers.recording.splitting import Chunk, fitting_chunks
+from moescope.producers.recording.event_times import EventTimes
+from moescope.producers.recording.forks import forget_forks, watch_forks
+from moescope.producers.recording.general import GeneralCalls, PartlyWrittenError
+from moescope.producers.recording.pausing import Pausing, new_budget
+from moescope.producers.recording.running import RunningRequests
+from moescope.producers.recording.sampling import Sampling
+from moescope.producers.recording.switch import KillSwitch, disabled_by_environment
 from moescope.producers.recording.usual import UsualCalls
-from moescope.producers.ring.errors import RingCreateError
 from moescope.producers.ring.facts import UNKNOWN_LENGTH, RequestFacts
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
-from moescope.producers.ring.rows import column_mask, write_end, write_rows
+from moescope.producers.ring.rows import write_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,39 +52,9 @@ if TYPE_CHECKING:
 
     from moescope.producers.ring.writer import RingWriter
 
-DISABLE_VARIABLE: Final = "MOESCOPE_DISABLE"
 INTERNAL_ERRORS_ALLOWED: Final = 8
 
-_REASONS_SAID: Final = 32
-_LOCK_TIMEOUT_SECONDS: Final = 0.05
-_LARGEST_CLOCK_STEP_US: Final = 1_000_000
-_RECOMPUTED: Final = np.uint8(RowFlag.RECOMPUTED)
-
 _log = logging.getLogger("moescope.producers")
-
-
-@dataclass(frozen=True, slots=True)
-class RecorderCounters:
-    """What a recorder did so far, in rows (tokens) unless said otherwise.
-
-    Attributes:
-        recorded_rows: Written to the ring.
-        rejected_rows: Refused: wrong shape or type, ids or positions out of range, or no turn at
-            the ring within 50 ms.
-        unsampled_rows: Left out by sampling.
-        recomputed_rows: Recorded with the flag `RECOMPUTED`.
-        running_requests: Requests that are remembered.
-        internal_errors: Errors of the recorder itself.
-        disabled: Why nothing is recorded any more, or empty.
-    """
-
-    recorded_rows: int
-    rejected_rows: int
-    unsampled_rows: int
-    recomputed_rows: int
-    running_requests: int
-    internal_errors: int
-    disabled: str
 
 
 class Recorder:
@@ -95,7 +63,8 @@ class Recorder:
     The constructor checks its arguments and allocates the ring: it may raise. No other method
     ever raises, blocks for long, or writes anywhere but into the ring; what cannot be recorded
     is counted. Methods may be called from several threads. In a forked child the recorder is
-    disabled. With `MOESCOPE_DISABLE=1` in the environment it does nothing at all.
+    disabled. With `MOESCOPE_DISABLE=1` in the environment it does nothing at all; while a file
+    `disable` lies in its folder it counts rows as unseen, and does nothing else.
 
     Args:
         model: Name of the served model.
@@ -121,6 +90,8 @@ class Recorder:
         ranks: Place in the parallel layout.
         labels: Free key-value pairs.
         ring_bytes: Size of the ring.
+        cpu_budget: Share of the engine's time, above 0 and at most 1, that recording may take;
+            above it less is recorded, and the batches say so. By default all is recorded.
         clock: Source of event times.
         incarnation: Boot id, unsigned 64 bits; random by default.
 
@@ -154,22 +125,21 @@ class Recorder:
         ranks: Ranks | None = None,
         labels: Mapping[str, str] | None = None,
         ring_bytes: int = DEFAULT_RING_BYTES,
+        cpu_budget: float | None = None,
         clock: Clock | None = None,
         incarnation: int | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._is_forked = False
-        self._unsampled_rows = 0
-        self._recomputed_rows = 0
         self._internal_errors = 0
-        self._reasons: set[str] = set()
-        self._unbooked: deque[int] = deque()
-        self._last_time_us = 0
+        self._complaints = Complaints(_log)
+        self._books = RowBooks(self._lock)
+        self._times = EventTimes(self._clock)
         self._ring: RingWriter | None = None
         self._usual: UsualCalls | None = None
         self._node_file = -1
-        self.profile = checked_profile(
+        profile = checked_profile(
             Profile(
                 node=node or "unnamed",
                 model=model,
@@ -192,19 +162,54 @@ class Recorder:
                 labels=dict(labels or {}),
             )
         )
-        self._shape = self.profile.shape
-        self._has_token_ids = self.profile.token_id_kind is not TokenIdKind.OFF
-        self._running = RunningRequests(sampling_ratio)
-        self._geometry = Geometry.for_size(ring_bytes, self._shape.longest_row_frame())
-        self._off = _kill_switch()
+        self._shape = profile.shape
+        self._has_token_ids = profile.token_id_kind is not TokenIdKind.OFF
+        self._running = RunningRequests()
+        self._sampling = Sampling(sampling_ratio)
+        geometry = Geometry.for_size(ring_bytes, self._shape.longest_row_frame())
+        self._terms = ChangingTerms(profile, self._sampling, geometry, self._lock)
+        self._general = GeneralCalls(
+            running=self._running,
+            sampling=self._sampling,
+            shape=self._shape,
+            geometry=geometry,
+            books=self._books,
+            times=self._times,
+            complaints=self._complaints,
+        )
+        now = self._clock.monotonic()
+        budget = new_budget(cpu_budget, profile.fidelity, sampling_ratio, now)
+        self._pausing = Pausing(KillSwitch(Path(directory)), budget, now)
+        self._off = disabled_by_environment()
         if not self._off:
-            self._open(Path(directory), node, incarnation)
-            _living.add(self)
+            self._open(Path(directory), geometry, node, incarnation)
+            watch_forks(self)
+
+    @property
+    def profile(self) -> Profile:
+        """What batch headers say at the moment."""
+        return self._terms.profile
 
     @property
     def node(self) -> str:
         """The name under which this producer's batches are shipped."""
         return self.profile.node
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How much is shipped at the moment; in `counts` only ids, steps and drops are used."""
+        return self._terms.now.fidelity
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a call of `record` would record anything: else an engine can spare the work.
+
+        Rows that are not recorded while this is False are told by `miss`, or by `record` itself.
+        """
+        if self._is_off():
+            return False
+        self._look_if_due(self._clock.monotonic())
+        return not self._pausing.reason
 
     def begin_request(
         self,
@@ -223,7 +228,7 @@ class Recorder:
             task: What the request belongs to; by default itself.
             scene: Traffic class.
         """
-        if self._is_off():
+        if self._is_off() or self._pausing.switch.reason:
             return
         try:
             facts = RequestFacts(
@@ -233,13 +238,13 @@ class Recorder:
                 UNKNOWN_LENGTH if prompt_tokens is None else int(prompt_tokens),
                 int(cached_tokens),
             )
-            if self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
+            if self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
                 try:
                     self._running.begin(facts)
                 finally:
                     self._lock.release()
         except (TypeError, ValueError) as error:
-            self._say_once(f"begin_request: {error}")
+            self._complaints.say_once(f"begin_request: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
 
@@ -288,85 +293,160 @@ class Recorder:
         """
         if self._is_off():
             return
-        if (
-            self._usual is not None
-            and rows_per_request is None
-            and weights is entropy is margin is step is None
-            and content_keys is blocks is dropped is padding is None
-        ):
-            try:
-                if self._usual.record(
-                    request_ids, positions, expert_ids, phase, event_time_us=event_time_us,
-                    pass_id=pass_id, token_ids=token_ids if self._has_token_ids else None,
-                    now_us=self._now_us,
-                ):  # fmt: skip
-                    return
-            except Exception as error:  # noqa: BLE001 - inference comes first
-                self._reject(rows_given(positions, expert_ids), "an internal error")
-                self._note_failure(error)
-                return
-        rows = 0
+        began = self._clock.monotonic()
+        pausing = self._pausing
+        if began >= pausing.next_look:
+            self._look_if_due(began)
+        if pausing.reason:
+            self.miss(rows_given(positions, expert_ids), pausing.reason)
+            return
+        if not self._has_token_ids:
+            token_ids = None
+        if self._terms.is_counts:  # of which no batch would hold any
+            weights = entropy = margin = pass_id = token_ids = content_keys = blocks = None
         try:
-            rows = rows_given(positions, expert_ids)
-            call = check_call(
-                self._shape, request_ids, positions, expert_ids, phase,
-                rows_per_request=rows_per_request, padding=padding, weights=weights,
-                entropy=entropy, margin=margin, event_time_us=event_time_us, pass_id=pass_id,
-                step=step, token_id=token_ids if self._has_token_ids else None,
+            if (
+                self._usual is not None
+                and blocks is padding is None
+                and self._usual.record(
+                    request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
+                    event_time_us=event_time_us, pass_id=pass_id, step=step, token_ids=token_ids,
+                    content_keys=content_keys, weights=weights, entropy=entropy, margin=margin,
+                    dropped=dropped,
+                )
+            ):  # fmt: skip
+                return
+            self._record_unusual(
+                request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
+                padding=padding, weights=weights, entropy=entropy, margin=margin,
+                event_time_us=event_time_us, pass_id=pass_id, step=step, token_id=token_ids,
                 content_key=content_keys, block=blocks, dropped=dropped,
             )  # fmt: skip
+        except PartlyWrittenError as error:
+            self._reject(error.rows, "an internal error")
+            self._note_failure(error)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._reject(rows, str(error))
+            self._reject(rows_given(positions, expert_ids), "an internal error")
+            self._note_failure(error)
+        finally:
+            if pausing.budget is not None:
+                pausing.budget.spent += self._clock.monotonic() - began
+
+    def miss(self, rows: int, reason: str) -> None:
+        """Tell of rows that the engine computed and nobody could see: coverage falls by them.
+
+        Args:
+            rows: Their number.
+            reason: Short and the same each time: the batches' label `unseen_reason`.
+        """
+        if self._is_off():
             return
         try:
-            rows = call.rows
-            reason = "the ring was busy"
-            if rows and self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
-                reason = "an internal error"
-                try:
-                    rows = self._write(call)
-                finally:
-                    self._lock.release()
-            self._reject(rows, reason)
+            rows = int(rows)
+            if rows > 0:
+                self._books.add(unseen=rows)
+                reason = plain_reason(reason)
+                self._complaints.say_once(f"unseen rows: {reason}")
+                self._terms.tell_unseen(reason, self._clock.monotonic())
+        except (AttributeError, TypeError, ValueError) as error:
+            self._complaints.say_once(f"miss: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._reject(rows, "an internal error")
             self._note_failure(error)
 
     def end_request(self, request_id: str, *, last_of_task: bool = False) -> None:
         """Tell that a request is over; `last_of_task` when its task is over, too."""
-        if self._is_off():
+        if self._is_off() or self._pausing.switch.reason:
             return
         try:
-            if not self._lock.acquire(timeout=_LOCK_TIMEOUT_SECONDS):
+            if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
                 return
             try:
                 running = self._running.end(request_id)
                 ring = self._ring
-                if running is None or not running.is_recorded or ring is None:
+                if running is None or ring is None or not self._sampling.takes(request_id):
                     return
                 ring.enter()
                 write_end(
-                    ring, running.facts, last_of_task=bool(last_of_task), time_us=self._now_us()
-                )
+                    ring, running.facts, last_of_task=bool(last_of_task),
+                    time_us=self._times.now_us(),
+                )  # fmt: skip
                 ring.leave()
             finally:
                 self._lock.release()
         except TypeError as error:
-            self._say_once(f"end_request: {error}")
+            self._complaints.say_once(f"end_request: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
 
+    def set_fidelity(self, fidelity: Fidelity | str, sampling_ratio: float = 1.0) -> bool:
+        """Ship more or less from the next call on; a budget steps down from there.
+
+        Args:
+            fidelity: How much is shipped.
+            sampling_ratio: Share of requests recorded; below 1 with fidelity `sampled` only.
+
+        Returns:
+            Whether it holds: False, with a reason in the log, if the arguments make no sense.
+        """
+        if self._is_off():
+            return False
+        try:
+            wanted = self._terms.with_fidelity(fidelity, sampling_ratio, reason="")
+            if not self._terms.change(wanted):
+                return False
+            self._pausing.restart_budget(
+                wanted.fidelity, wanted.sampling_ratio, self._clock.monotonic()
+            )
+        except (SettingsError, TypeError, ValueError) as error:
+            self._complaints.say_once(f"set_fidelity: {error}")
+            return False
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._note_failure(error)
+            return False
+        return True
+
+    def set_placement(
+        self, rank_of_expert: ArrayLike, version: int, *, ranks: int | None = None
+    ) -> bool:
+        """Tell which expert-parallel rank holds which expert from the next call on.
+
+        Args:
+            rank_of_expert: Integers [E], for all layers, or [L, E]; in the recorder's id space.
+            version: Rises with each change; `expert_map_version` of the batches from now on.
+            ranks: Number of ranks; by default the highest one that holds an expert, plus one.
+
+        Returns:
+            Whether it holds: False, with a reason in the log, if it cannot be.
+        """
+        if self._is_off():
+            return False
+        try:
+            return self._terms.change(self._terms.with_placement(rank_of_expert, version, ranks))
+        except (SettingsError, TypeError, ValueError) as error:
+            self._complaints.say_once(f"set_placement: {error}")
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._note_failure(error)
+        return False
+
+    def spend(self, seconds: float) -> None:
+        """Tell of time that a probe spent for this recorder, for its `cpu_budget`."""
+        if self._pausing.budget is not None:
+            self._pausing.budget.spent += seconds
+
     def counters(self) -> RecorderCounters:
         """What was recorded and what was not."""
+        if not self._is_off():
+            self._look_if_due(self._clock.monotonic())
         ring = self._ring
         return RecorderCounters(
             recorded_rows=ring.rows if ring else 0,
-            rejected_rows=(ring.rejected if ring else 0) + sum(tuple(self._unbooked)),
-            unsampled_rows=self._unsampled_rows,
-            recomputed_rows=self._recomputed_rows,
+            rejected_rows=self._books.rejected_rows,
+            unseen_rows=self._books.unseen_rows,
+            unsampled_rows=self._books.unsampled_rows,
+            recomputed_rows=self._books.recomputed_rows,
             running_requests=len(self._running),
             internal_errors=self._internal_errors,
-            disabled=self._off,
+            disabled=self._off or self._pausing.reason,
         )
 
     def close(self) -> None:
@@ -379,6 +459,15 @@ class Recorder:
                     self._lock.release()
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
+
+    def become_child(self) -> None:
+        """In a forked child: let go of the ring, whose one writer is the parent."""
+        self._is_forked = True
+        if self._ring is not None:
+            self._ring.close_lock()
+        if self._node_file >= 0:
+            os.close(self._node_file)
+            self._node_file = -1
 
     def __enter__(self) -> Self:
         """The recorder itself."""
@@ -393,151 +482,79 @@ class Recorder:
         """Close."""
         self.close()
 
-    def _open(self, directory: Path, node: str | None, incarnation: int | None) -> None:
+    def _open(
+        self, directory: Path, geometry: Geometry, node: str | None, incarnation: int | None
+    ) -> None:
         # Here, for an engine that only imports this module shall not wait for the checksums.
-        from moescope.producers.recording.folder import (  # noqa: PLC0415
-            default_node,
-            remove_unfinished_rings,
-            remove_unread_rings,
-            take_node,
-        )
-        from moescope.producers.ring.writer import RingWriter  # noqa: PLC0415
+        from moescope.producers.recording.folder import open_ring  # noqa: PLC0415
 
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            name, self._node_file = take_node(directory, node or default_node(directory))
-        except OSError as error:
-            raise RingCreateError(
-                f"The recorder cannot use the folder {directory}.",
-                why=error.strerror or str(error),
-                next_step="Create it, or let the engine's user write there.",
-            ) from error
-        self.profile = replace(self.profile, node=name)
-        try:
-            remove_unfinished_rings(directory, self._node_file)
-            self._ring = RingWriter(
-                directory,
-                int.from_bytes(os.urandom(8), "little") if incarnation is None else incarnation,
-                self.profile.to_bytes(),
-                self._geometry,
-                created_at_us=self._clock.now_us(),
-                inherited_rows=remove_unread_rings(directory, name),
-            )
-        except BaseException:
-            os.close(self._node_file)
-            raise
-        if not self._is_sampled:
-            self._usual = UsualCalls(self._ring, self._running, self._shape, self._lock)
-        # An engine that lets go of its recorder, or ends in peace, did not crash.
-        weakref.finalize(self, self._ring.close)
-
-    def _write(self, call: RecordCall) -> int:
-        """Write a call's rows under the lock; returns the rows that nobody has counted yet."""
-        ring = self._ring
-        if ring is None:
-            return 0
-        resolved = self._running.resolve(call.names)
-        if call.bad_rows is not None or resolved.has_impossible or self._is_sampled:
-            resolved = self._cut(call, resolved)
-            if not call.rows:
-                return 0
-        values = call.values
-        requests = cast("Sequence[RunningRequest]", resolved.requests)
-        flags = flags_for(requests, call.counts, values["position"], values["phase"], call.padding)
-        values["flags"] = flags
-        ring.enter()
-        try:
-            first_us, last_us = self._times(values)
-            mask = column_mask(values)
-            chunk = Chunk(
-                values, resolved.facts, resolved.packed, call.counts, call.rows, first_us, last_us
-            )
-            written = 0
-            try:
-                for piece, placement in fitting_chunks(chunk, self._shape, mask, self._geometry):
-                    write_rows(
-                        ring, placement, mask, piece.values, packed_facts=piece.packed,
-                        counts=piece.counts, rows=piece.rows, first_us=piece.first_us,
-                        last_us=piece.last_us,
-                    )  # fmt: skip
-                    written += piece.rows
-            except Exception as error:  # noqa: BLE001 - inference comes first
-                self._note_failure(error)
-                return call.rows - written
-        finally:
-            ring.leave()
-        self._recomputed_rows += int(np.count_nonzero(flags & _RECOMPUTED))
-        return 0
-
-    @property
-    def _is_sampled(self) -> bool:
-        return self.profile.fidelity is Fidelity.SAMPLED
-
-    def _cut(self, call: RecordCall, resolved: ResolvedRequests) -> ResolvedRequests:
-        """Take rows out of a call: impossible ones, counted, and those of unsampled requests."""
-        requests = resolved.requests
-        bad = np.repeat([request is None for request in requests], call.counts)
-        if resolved.has_impossible:
-            self._say_once("record: request ids that are no short text")
-        if call.bad_rows is not None:
-            bad |= call.bad_rows
-            self._say_once(f"record: {call.bad_row_reason}")
-        self._book_rejected(int(np.count_nonzero(bad)))
-        left_out = np.repeat(
-            [request is not None and not request.is_recorded for request in requests], call.counts
-        )
-        left_out &= ~bad
-        self._unsampled_rows += int(np.count_nonzero(left_out))
-        kept = call.keep(~(bad | left_out))
-        chosen = [
-            (request, facts)
-            for request, facts, count in zip(requests, resolved.facts, kept, strict=True)
-            if count
-        ]
-        facts = [facts for _, facts in chosen]
-        return ResolvedRequests(
-            [request for request, _ in chosen], facts, b"".join(facts), has_impossible=False,
-            are_usual=False,
+        ring, profile, self._node_file = open_ring(
+            directory, self.profile, geometry, node=node, incarnation=incarnation,
+            now_us=self._clock.now_us(),
         )  # fmt: skip
+        self._ring = self._books.ring = ring
+        self._terms.start(profile, ring)
+        self._usual = UsualCalls(
+            ring,
+            self._running,
+            sampling=self._sampling,
+            shape=self._shape,
+            books=self._books,
+            times=self._times,
+            lock=self._lock,
+        )
+        # An engine that lets go of its recorder, or ends in peace, did not crash.
+        weakref.finalize(self, ring.close)
 
-    def _times(self, values: dict[str, Any]) -> tuple[int, int]:
-        given = values.get("event_time_us")
-        if given is None:
-            now = self._now_us()
-            return now, now
-        if given.ndim == 0:
-            del values["event_time_us"]
-            return int(given), int(given)
-        return int(given.min()), int(given.max())
+    def _record_unusual(
+        self,
+        request_ids: object,
+        positions: object,
+        expert_ids: object,
+        phase: object,
+        **more: object,
+    ) -> None:
+        rows = rows_given(positions, expert_ids)
+        try:
+            call = check_call(self._shape, request_ids, positions, expert_ids, phase, **more)
+        except Exception as error:  # noqa: BLE001 - whatever an engine passes
+            self._reject(rows, str(error))
+            return
+        if not call.rows:
+            return
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+            self._reject(call.rows, "the ring was busy")
+            return
+        try:
+            if self._ring is not None:
+                self._general.write(self._ring, call)
+        finally:
+            self._lock.release()
 
-    def _now_us(self) -> int:
-        """The clock, except that small steps back are held, so that times keep their order."""
-        now = self._clock.now_us()
-        if 0 < self._last_time_us - now < _LARGEST_CLOCK_STEP_US:
-            return self._last_time_us
-        self._last_time_us = now
-        return now
+    def _look_if_due(self, now: float) -> None:
+        """Once a second: does the kill switch, or the budget, want something else?"""
+        if now < self._pausing.next_look:
+            return
+        try:
+            is_released, rung = self._pausing.look(now)
+            if is_released:  # what happened meanwhile was not told: no position is known
+                with self._lock:
+                    self._running.forget_all()
+            if rung is not None:
+                self._follow(rung)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._note_failure(error)
+
+    def _follow(self, rung: Rung) -> None:
+        budget = self._pausing.budget
+        reason = BUDGET_REASON if budget is not None and budget.is_reduced else ""
+        wanted = self._terms.with_fidelity(rung.fidelity, rung.sampling_ratio, reason)
+        self._terms.change(wanted)
 
     def _reject(self, rows: int, reason: str) -> None:
         if rows:
-            self._unbooked.append(rows)
-            self._say_once(f"record: {reason}")
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._book_rejected(0)
-                finally:
-                    self._lock.release()
-
-    def _book_rejected(self, rows: int) -> None:
-        while self._unbooked:
-            rows += self._unbooked.popleft()
-        if rows and self._ring is not None:
-            self._ring.reject(rows)
-
-    def _say_once(self, reason: str) -> None:
-        if reason not in self._reasons and len(self._reasons) < _REASONS_SAID:
-            self._reasons.add(reason)
-            _log.warning("Not recorded (said once, then only counted): %s", reason)
+            self._books.add(rejected=rows)
+            self._complaints.say_once(f"record: {reason}")
 
     def _note_failure(self, error: Exception) -> None:
         self._internal_errors += 1
@@ -561,36 +578,11 @@ class Recorder:
 
     def _shut(self, reason: str) -> None:
         self._off = self._off or reason
-        _living.discard(self)
+        forget_forks(self)
         if self._ring is not None:
-            self._book_rejected(0)
+            self._books.book()
             self._usual = None
             self._ring.close()
         if self._node_file >= 0:
             os.close(self._node_file)
             self._node_file = -1
-
-    def _become_child(self) -> None:
-        self._is_forked = True
-        if self._ring is not None:
-            self._ring.close_lock()
-        if self._node_file >= 0:
-            os.close(self._node_file)
-            self._node_file = -1
-
-
-_living: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    # A child that kept the locks would pass for a living engine after its parent's death.
-    for recorder in list(_living):
-        recorder._become_child()  # noqa: SLF001 - the same class's business
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _kill_switch() -> str:
-    value = os.environ.get(DISABLE_VARIABLE, "").strip().lower()
-    return "" if value in {"", "0", "false", "no", "off"} else f"{DISABLE_VARIABLE} is set"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 LATEST_TIME_US: Final = 2**53
 LARGEST_POSITION: Final = 2**31 - 1
+LARGEST_STEP: Final = 2**53
 _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
     phase.value: phase for phase in Phase
 }
@@ -58,17 +59,21 @@ class RecordCall:
         self.bad_rows = bad if self.bad_rows is None else self.bad_rows | bad
         self.bad_row_reason = reason
 
-    def keep(self, keep: NDArray[np.bool_]) -> list[int]:
-        """Cut out all other rows; returns how many of each former run are left."""
+    def keep(self, keep: NDArray[np.bool_]) -> None:
+        """Cut out all other rows."""
+        if not self.rows:
+            return
         kept = rows_kept(self.counts, keep)
+        self.names = [name for name, count in zip(self.names, kept, strict=True) if count]
         self.values = {
             name: value[keep] if np.ndim(value) else value for name, value in self.values.items()
         }
         if self.padding is not None:
             self.padding = self.padding[keep]
+        if self.bad_rows is not None:
+            self.bad_rows = self.bad_rows[keep]
         self.counts = [count for count in kept if count]
         self.rows = sum(kept)
-        return kept
 
 
 def rows_given(positions: object, expert_ids: object) -> int:
@@ -154,7 +159,7 @@ def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -
         if (
             name == "step"
             and array.size
-            and not 0 <= int(array.min()) <= int(array.max()) <= _LARGEST_STEP
+            and not 0 <= int(array.min()) <= int(array.max()) <= LARGEST_STEP
         ):
             raise RejectedCallError(f"steps go from {array.min()} to {array.max()}")
         return
@@ -165,8 +170,6 @@ def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -
     wanted = (rows, layers, k) if name == "weights" else (rows, layers)
     call.values[name] = _shaped(name, array, wanted, "f")
 
-
-_LARGEST_STEP: Final = 2**53
 
 _INTEGER_COLUMNS: Final = frozenset(
     {"event_time_us", "pass_id", "step", "token_id", "content_key", "block"}

@@ -6,11 +6,16 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
-from moescope.core.batch import DropCounters
-from moescope.core.batch_checks import BatchError, check_header
+import numpy as np
+
+from moescope.core.batch import SEVERAL_RANKS, DropCounters, Placement
+from moescope.core.batch_checks import MAX_LABELS, BatchError, check_header
 from moescope.core.errors import SettingsError
+from moescope.producers.terms import OWN_LABELS
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from moescope.producers.profile import Profile
 
 _LARGEST_LAYER: Final = 65_535
@@ -48,14 +53,50 @@ def checked_profile(profile: Profile) -> Profile:
         raise _wrong(f"layers is {layers}, not one or more indices from 0 to {_LARGEST_LAYER}.")
     if profile.weight_bits not in _WEIGHT_BITS:
         raise _wrong(f"weight_bits is {profile.weight_bits!r}, not one of {_WEIGHT_BITS}.")
-    header = profile.header(0, 0, watermark_us=0, encoded_at_us=0, drops=DropCounters())
+    if len(profile.labels) > MAX_LABELS - OWN_LABELS:
+        raise _wrong(f"labels has over {MAX_LABELS - OWN_LABELS} entries.")
+    _check(profile, None)
+    if len(quote(profile.node)) > _LONGEST_NODE:
+        raise _wrong(f"node is longer than {_LONGEST_NODE} bytes.")
+    return profile
+
+
+def checked_placement(
+    profile: Profile, rank_of_expert: ArrayLike, version: int, ranks: int | None
+) -> Placement:
+    """The placement of a model's experts, if a batch header can carry it.
+
+    Args:
+        profile: Of the model.
+        rank_of_expert: Integers [E], for all layers, or [L, E].
+        version: Of the placement.
+        ranks: Their number; by default the highest one that holds an expert, plus one.
+
+    Raises:
+        SettingsError: It cannot.
+    """
+    table = np.asarray(rank_of_expert)
+    shape = (len(profile.layers), profile.experts)
+    if table.shape not in {shape, shape[1:]} or table.dtype.kind not in "iu":
+        raise _wrong(f"rank_of_expert is {table.dtype} {table.shape}, not integers {shape}.")
+    if int(table.min()) < 0 or int(table.max()) > SEVERAL_RANKS:
+        raise _wrong("rank_of_expert has a number that is no rank.")
+    if ranks is None:
+        ranks = int(table.max(initial=0, where=table != SEVERAL_RANKS)) + 1
+    rank_of = np.broadcast_to(table, shape).astype(np.uint16)
+    placement = Placement(version=version, rank_of=rank_of, ranks=ranks)
+    _check(profile, placement)
+    return placement
+
+
+def _check(profile: Profile, placement: Placement | None) -> None:
+    header = profile.header(
+        0, 0, watermark_us=0, encoded_at_us=0, drops=DropCounters(), placement=placement
+    )
     try:
         check_header(header)
     except BatchError as error:
         raise _wrong(error.what.replace("header.", "")) from error
-    if len(quote(profile.node)) > _LONGEST_NODE:
-        raise _wrong(f"node is longer than {_LONGEST_NODE} bytes.")
-    return profile
 
 
 def _wrong(what: str) -> SettingsError:

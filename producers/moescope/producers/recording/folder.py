@@ -6,13 +6,16 @@ import contextlib
 import fcntl
 import logging
 import os
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.errors import MoescopeError
 from moescope.producers.profile import Profile
-from moescope.producers.ring.layout import RING_SUFFIX, UNFINISHED_SUFFIX
+from moescope.producers.ring.errors import RingCreateError
+from moescope.producers.ring.layout import RING_SUFFIX, UNFINISHED_SUFFIX, Geometry
 from moescope.producers.ring.reader import RingReader, is_locked
+from moescope.producers.ring.writer import RingWriter
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +28,58 @@ _MOST_NODES: Final = 1_024
 _UNFINISHED_SECONDS: Final = 60.0
 
 _log = logging.getLogger("moescope.producers")
+
+
+def open_ring(
+    directory: Path,
+    profile: Profile,
+    geometry: Geometry,
+    *,
+    node: str | None,
+    incarnation: int | None,
+    now_us: int,
+) -> tuple[RingWriter, Profile, int]:
+    """Make a recorder's ring in its folder.
+
+    Args:
+        directory: The folder, created if need be.
+        profile: What the recorder says about itself, but for its node.
+        geometry: Of the ring.
+        node: Name of the producer, or None for the host's.
+        incarnation: Boot id; random by default.
+        now_us: The recorder's clock.
+
+    Returns:
+        The ring, the profile in it, and the file that holds the node's name.
+
+    Raises:
+        RingCreateError: The folder cannot be written or has no room for the ring.
+        RingSettingsError: The profile is too long.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        name, node_file = take_node(directory, node or default_node(directory))
+    except OSError as error:
+        raise RingCreateError(
+            f"The recorder cannot use the folder {directory}.",
+            why=error.strerror or str(error),
+            next_step="Create it, or let the engine's user write there.",
+        ) from error
+    profile = replace(profile, node=name)
+    try:
+        remove_unfinished_rings(directory, node_file)
+        ring = RingWriter(
+            directory,
+            int.from_bytes(os.urandom(8), "little") if incarnation is None else incarnation,
+            profile.to_bytes(),
+            geometry,
+            created_at_us=now_us,
+            inherited_rows=remove_unread_rings(directory, name),
+        )
+    except BaseException:
+        os.close(node_file)
+        raise
+    return ring, profile, node_file
 
 
 def default_node(directory: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from hashlib import blake2b
 from operator import gt
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 MAX_RUNNING: Final = 65_536
 """An engine that never ends its requests must not make the recorder grow."""
 
-_EVERY_HASH: Final = 2**64
-_SAMPLING_SALT: Final = b"moescope producer sampling"
 _RECOMPUTED: Final = np.uint8(RowFlag.RECOMPUTED)
 _PADDING: Final = np.uint8(RowFlag.PADDING)
 NEVER_COUNTED_PHASES: Final = (Phase.WARMUP, Phase.DRAFT)
@@ -34,15 +31,13 @@ class RunningRequest:
     Attributes:
         facts: Packed `RequestFacts`.
         high_water: Greatest position recorded so far.
-        is_recorded: False when sampling leaves the request out.
     """
 
-    __slots__ = ("facts", "high_water", "is_recorded")
+    __slots__ = ("facts", "high_water")
 
-    def __init__(self, facts: bytes, *, is_recorded: bool) -> None:
+    def __init__(self, facts: bytes) -> None:
         self.facts = facts
         self.high_water = -1
-        self.is_recorded = is_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +63,10 @@ class RunningRequests:
     """The running requests, the least recently used one forgotten first.
 
     Args:
-        sampling_ratio: Share of the requests to record, chosen by a hash of the id.
         capacity: How many are remembered.
     """
 
-    def __init__(self, sampling_ratio: float = 1.0, capacity: int = MAX_RUNNING) -> None:
-        self._sampled_below = round(sampling_ratio * _EVERY_HASH)
+    def __init__(self, capacity: int = MAX_RUNNING) -> None:
         self._capacity = capacity
         self._running: OrderedDict[str, RunningRequest] = OrderedDict()
         self._latest: tuple[list[str | None], ResolvedRequests] | None = None
@@ -177,6 +170,11 @@ class RunningRequests:
             return None
         return self._add(request, pack_facts(facts))
 
+    def forget_all(self) -> None:
+        """Start anew, as after a time in which nobody told what happened."""
+        self._running.clear()
+        self._latest = self._marks = None
+
     def end(self, request: str) -> RunningRequest | None:
         """Forget a request; None if it was not running."""
         self._settle()
@@ -184,18 +182,10 @@ class RunningRequests:
         return self._running.pop(request, None)
 
     def _add(self, request: str, facts: bytes) -> RunningRequest:
-        added = self._running[request] = RunningRequest(
-            facts, is_recorded=self._is_sampled(request)
-        )
+        added = self._running[request] = RunningRequest(facts)
         if len(self._running) > self._capacity:
             self._running.popitem(last=False)
         return added
-
-    def _is_sampled(self, request: str) -> bool:
-        if self._sampled_below >= _EVERY_HASH:
-            return True
-        digest = blake2b(request.encode(), digest_size=8, key=_SAMPLING_SALT).digest()
-        return int.from_bytes(digest, "little") < self._sampled_below
 
 
 def check_facts(facts: RequestFacts) -> None:

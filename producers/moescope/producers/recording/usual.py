@@ -1,14 +1,14 @@
 """The usual call, recorded with as little work as possible.
 
-An engine makes the same two calls all day: a decode step (one row each of several requests) and a
-prompt (many rows of one request), as NumPy arrays and with one phase. Such calls are recognised
-and written here. Whatever else a call is, or might be, leaves it to the general way of
-`Recorder.record`, with the same result in the ring and in the counters.
+An engine makes the same calls all day: a decode step (one row each of several requests), a prompt
+(many rows of one request), or both in one pass (a run of rows for each request), as NumPy arrays.
+Such calls are recognised and written here. Whatever else a call is, or might be, leaves it to the
+general way of `Recorder.record`, with the same result in the ring and in the counters.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import numpy as np
 
@@ -16,25 +16,23 @@ from moescope.core.vocabulary import Phase
 from moescope.producers.recording.call import (
     INTEGERS,
     LARGEST_POSITION,
+    LARGEST_STEP,
     LATEST_TIME_US,
     largest,
 )
 from moescope.producers.recording.running import NEVER_COUNTED_PHASES
-from moescope.producers.ring.layout import FRAME_BYTES, FrameKind, aligned
-from moescope.producers.ring.rows import (
-    SMALL_IDS,
-    RowShape,
-    column_mask,
-    place_columns,
-)
+from moescope.producers.recording.usual_frames import PHASE_PER_ROW, UsualFrames, UsualRows
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
+    from moescope.producers.recording.counters import RowBooks
+    from moescope.producers.recording.event_times import EventTimes
     from moescope.producers.recording.running import ResolvedRequests, RunningRequests
+    from moescope.producers.recording.sampling import Sampling
+    from moescope.producers.ring.rows import RowShape
     from moescope.producers.ring.writer import RingWriter
 
 _PHASES: Final[dict[object, int]] = {
@@ -44,39 +42,12 @@ _PHASES: Final[dict[object, int]] = {
     for key in (phase.name.lower(), int(phase))
 }
 _PHASE_TYPES: Final = frozenset({str, int, Phase})
-_ROWS: Final = FrameKind.ROWS
+_LAST_COUNTED_PHASE: Final = min(NEVER_COUNTED_PHASES) - 1
+_FLOATS: Final = "f"
+_BOOLEANS: Final = "b"
 _ONE: Final = (1).to_bytes(4, "little")
 _LARGEST_PASS: Final = 2**63 - 1
-_LAYOUTS_KEPT: Final = 512
-
-_MASKS: Final = {
-    (has_pass, has_tokens): column_mask(
-        dict.fromkeys(
-            ("position", "phase", "flags", "expert_ids")
-            + ("pass_id",) * has_pass
-            + ("token_id",) * has_tokens
-        )
-    )
-    for has_pass in (False, True)
-    for has_tokens in (False, True)
-}
-
-
-class _Layout(NamedTuple):
-    """A frame's columns after its runs: where they start, and the bytes of those that vary least.
-
-    Attributes:
-        phase_and_flags: Both columns as bytes, no row flagged.
-    """
-
-    mask: int
-    size: int
-    position: int
-    phase: int
-    phase_and_flags: bytes
-    pass_id: int
-    token_id: int
-    expert_ids: int
+_COUNTS_OF: Final = frozenset({int})
 
 
 class UsualCalls:
@@ -85,7 +56,10 @@ class UsualCalls:
     Args:
         ring: Where to.
         running: The recorder's requests.
+        sampling: Which of them are recorded.
         shape: What the rows have in common.
+        books: Counts the rows that sampling leaves out.
+        times: Of rows that come without one.
         lock: Guards ring and requests.
     """
 
@@ -93,22 +67,21 @@ class UsualCalls:
         self,
         ring: RingWriter,
         running: RunningRequests,
+        *,
+        sampling: Sampling,
         shape: RowShape,
+        books: RowBooks,
+        times: EventTimes,
         lock: threading.Lock,
     ) -> None:
-        self._ring = ring
+        self._frames = UsualFrames(ring, shape)
         self._running = running
-        self._shape = shape
+        self._sampling = sampling
+        self._books = books
+        self._times = times
         self._lock = lock
+        self._experts = shape.experts
         self._row_shape = (shape.layers, shape.top_k)
-        self._row_ids = shape.layers * shape.top_k
-        self._id_bytes = 1 if shape.experts <= SMALL_IDS else 2
-        self._longest_body = ring.geometry.max_frame_bytes - FRAME_BYTES
-        # Views of the whole ring: to make one of each column takes longer than to fill it.
-        self._as_int32 = np.frombuffer(ring.buffer, np.int32)
-        self._as_int64 = np.frombuffer(ring.buffer, np.int64)
-        self._as_ids = np.frombuffer(ring.buffer, np.uint8 if self._id_bytes == 1 else np.uint16)
-        self._layouts: dict[tuple[int, int, int], _Layout] = {}
         self._runs_of: ResolvedRequests | None = None
         self._single_row_runs = b""
 
@@ -119,22 +92,34 @@ class UsualCalls:
         expert_ids: object,
         phase: object,
         *,
+        rows_per_request: object,
         event_time_us: object,
         pass_id: object,
+        step: object,
         token_ids: object,
-        now_us: Callable[[], int],
+        content_keys: object,
+        weights: object,
+        entropy: object,
+        margin: object,
+        dropped: object,
     ) -> bool:
         """Record a call whose other arguments are all None.
 
         Args:
             names: What `Recorder.record` calls `request_ids`; the others are named alike.
-            positions: Like there.
-            expert_ids: Like there.
-            phase: Like there.
-            event_time_us: Like there.
-            pass_id: Like there.
-            token_ids: Like there.
-            now_us: The time of rows that come without one; called with the lock.
+            positions: Like there, and so on.
+            expert_ids: …
+            phase: …
+            rows_per_request: …
+            event_time_us: …
+            pass_id: …
+            step: …
+            token_ids: …
+            content_keys: …
+            weights: …
+            entropy: …
+            margin: …
+            dropped: …
 
         Returns:
             False if the call is not usual, or the ring is busy: then nothing has happened.
@@ -143,99 +128,97 @@ class UsualCalls:
             type(expert_ids) is np.ndarray
             and expert_ids.shape[1:] == self._row_shape
             and expert_ids.dtype.kind in INTEGERS
-            and (rows := len(expert_ids))
-            and _are_integers(positions, rows)
-            and type(phase) in _PHASE_TYPES
-            and phase in _PHASES
+            and (count := len(expert_ids))
+            and _has(positions, (count,), INTEGERS)
             and (event_time_us is None or _is_from_0_to(event_time_us, LATEST_TIME_US))
             and (pass_id is None or _is_from_0_to(pass_id, _LARGEST_PASS))
-            and (token_ids is None or _are_integers(token_ids, rows))
+            and (step is None or _is_from_0_to(step, LARGEST_STEP))
+            and (token_ids is None or _has(token_ids, (count,), INTEGERS))
+            and (content_keys is None or _has(content_keys, (count,), INTEGERS))
+            and (weights is None or _has(weights, expert_ids.shape, _FLOATS))
+            and (entropy is None or _has(entropy, expert_ids.shape[:2], _FLOATS))
+            and (margin is None or _has(margin, expert_ids.shape[:2], _FLOATS))
+            and (dropped is None or _has(dropped, expert_ids.shape, _BOOLEANS))
+            and largest(expert_ids) < self._experts
         ):
             return False
-        if type(names) is list and len(names) == rows:
-            lowest = highest = positions.tolist()
-        elif type(names) is str and _rises(positions):
-            names = [names]
-            lowest, highest = [int(positions[0])], [int(positions[-1])]
+        phases: NDArray[Any] | None = None
+        if type(phase) in _PHASE_TYPES:
+            if phase not in _PHASES:
+                return False
+            all_phases = _PHASES[phase]
+        elif _has(phase, (count,), INTEGERS) and largest(phase) <= _LAST_COUNTED_PHASE:
+            phases, all_phases = phase, PHASE_PER_ROW
         else:
             return False
-        if max(highest) > LARGEST_POSITION or largest(expert_ids) >= self._shape.experts:
+        rows = UsualRows(
+            positions, expert_ids, phases, pass_id, step, token_ids, content_keys, weights,
+            entropy, margin, dropped,
+        )  # fmt: skip
+        runs = _runs(names, rows_per_request, count)
+        if runs is None:
+            return False
+        if self._sampling.takes_all:
+            return self._record(*runs, rows, all_phases, event_time_us)
+        return self._record_some(*runs, rows, all_phases, event_time_us)
+
+    def _record_some(
+        self,
+        names: list[Any],
+        counts: list[int] | None,
+        rows: UsualRows,
+        phase: int,
+        time_us: int | None,
+    ) -> bool:
+        """Record the rows of those requests that sampling takes."""
+        takes = [*map(self._sampling.takes, names)]
+        if all(takes):
+            return self._record(names, counts, rows, phase, time_us)
+        if largest(rows.position) > LARGEST_POSITION:
+            return False
+        keep = np.array(takes) if counts is None else np.repeat(takes, counts)
+        left_out = len(keep) - int(np.count_nonzero(keep))
+        names = [name for name, is_taken in zip(names, takes, strict=True) if is_taken]
+        if counts is not None:
+            counts = [count for count, is_taken in zip(counts, takes, strict=True) if is_taken]
+            if len(counts) == len(keep) - left_out:
+                counts = None
+        if names and not self._record(names, counts, rows.take(keep), phase, time_us):
+            return False
+        self._books.unsampled_rows += left_out
+        return True
+
+    def _record(
+        self,
+        names: list[Any],
+        counts: list[int] | None,
+        rows: UsualRows,
+        phase: int,
+        time_us: int | None,
+    ) -> bool:
+        ends = _ends_of_runs(rows.position, counts)
+        if ends is None:
+            return False
+        lowest, highest = ends
+        if max(highest) > LARGEST_POSITION:
             return False
         if not self._lock.acquire(False):  # noqa: FBT003 - a keyword takes twice as long
             return False
         try:
-            return self._write(
-                names, lowest, highest, phase=_PHASES[phase], time_us=event_time_us, now_us=now_us,
-                positions=positions, expert_ids=expert_ids, pass_id=pass_id, token_ids=token_ids,
+            resolved = self._resolve(names)
+            if resolved is None:
+                return False
+            runs = self._packed_runs(resolved, counts)
+            layout = self._frames.prepare(rows.mask(), len(rows.position), phase, len(runs))
+            if layout is None or not self._running.advance_latest(lowest, highest):
+                return False
+            self._frames.write(
+                layout, rows, runs=runs, count=len(names), time_us=time_us,
+                now_us=self._times.now_us,
             )  # fmt: skip
+            return True
         finally:
             self._lock.release()
-
-    def _write(
-        self,
-        names: list[Any],
-        lowest: list[int],
-        highest: list[int],
-        *,
-        phase: int,
-        time_us: int | None,
-        now_us: Callable[[], int],
-        **columns: Any,  # noqa: ANN401 - arrays, numbers and None
-    ) -> bool:
-        """Write a call's rows, unless something is unusual about its requests."""
-        resolved = self._resolve(names)
-        if resolved is None:
-            return False
-        rows = len(columns["positions"])
-        layout = self._layout(
-            _MASKS[columns["pass_id"] is not None, columns["token_ids"] is not None], rows, phase
-        )
-        runs = self._runs(resolved, rows)
-        columns_at = aligned(len(runs))
-        body = columns_at + layout.size
-        if body > self._longest_body or not self._running.advance_latest(lowest, highest):
-            return False
-        ring = self._ring
-        ring.enter()
-        try:
-            if time_us is None:
-                time_us = now_us()
-            at = ring.reserve(body)
-            ring.buffer[at : at + len(runs)] = runs
-            self._write_columns(layout, at + columns_at, rows, **columns)
-            ring.publish(
-                _ROWS, body, rows=rows, runs=len(names), columns=layout.mask,
-                runs_bytes=len(runs), first_us=time_us, last_us=time_us,
-            )  # fmt: skip
-        finally:
-            ring.leave()
-        return True
-
-    def _write_columns(
-        self,
-        layout: _Layout,
-        at: int,
-        rows: int,
-        *,
-        positions: NDArray[Any],
-        expert_ids: NDArray[Any],
-        pass_id: int | None,
-        token_ids: NDArray[Any] | None,
-    ) -> None:
-        constant = layout.phase_and_flags
-        start = at + layout.phase
-        self._ring.buffer[start : start + len(constant)] = constant
-        start = (at + layout.position) // 4
-        self._as_int32[start : start + rows] = positions
-        if pass_id is not None:
-            start = (at + layout.pass_id) // 8
-            self._as_int64[start : start + rows] = pass_id
-        if token_ids is not None:
-            start = (at + layout.token_id) // 8
-            self._as_int64[start : start + rows] = token_ids  # unsigned ones keep their bits
-        start = (at + layout.expert_ids) // self._id_bytes
-        ids = self._as_ids[start : start + rows * self._row_ids]
-        ids.reshape(expert_ids.shape)[...] = expert_ids
 
     def _resolve(self, names: list[Any]) -> ResolvedRequests | None:
         resolved = self._running.latest(names)
@@ -245,46 +228,61 @@ class UsualCalls:
             resolved = self._running.resolve([*names])
         return resolved if resolved.are_usual else None
 
-    def _runs(self, resolved: ResolvedRequests, rows: int) -> bytes:
+    def _packed_runs(self, resolved: ResolvedRequests, counts: list[int] | None) -> bytes:
         """What a frame says about its runs of rows."""
-        if len(resolved.requests) != rows:
-            return rows.to_bytes(4, "little") + resolved.packed
+        if counts is not None:
+            return np.array(counts, "<u4").tobytes() + resolved.packed
         if resolved is not self._runs_of:
-            self._single_row_runs = _ONE * rows + resolved.packed
+            self._single_row_runs = _ONE * len(resolved.requests) + resolved.packed
             self._runs_of = resolved
         return self._single_row_runs
 
-    def _layout(self, mask: int, rows: int, phase: int) -> _Layout:
-        key = (mask, rows, phase)
-        layout = self._layouts.get(key)
-        if layout is None:
-            if len(self._layouts) >= _LAYOUTS_KEPT:
-                self._layouts.clear()
-            layout = self._layouts[key] = _lay_out(self._shape, mask, rows, phase)
-        return layout
+
+def _runs(
+    names: object, rows_per_request: object, rows: int
+) -> tuple[list[Any], list[int] | None] | None:
+    """Names and the rows of each, which are None where each has one; None if not usual."""
+    if type(names) is str:
+        return ([names], None if rows == 1 else [rows]) if rows_per_request is None else None
+    if type(names) is not list or not names:
+        return None
+    if rows_per_request is None:
+        return (names, None) if len(names) == rows else None
+    counts: list[int]
+    if _has(rows_per_request, (len(names),), INTEGERS):
+        counts = rows_per_request.tolist()
+    elif type(rows_per_request) is list and set(map(type, rows_per_request)) == _COUNTS_OF:
+        counts = rows_per_request
+    else:
+        return None
+    if len(counts) != len(names) or min(counts) < 1 or sum(counts) != rows:
+        return None
+    return names, None if len(names) == rows else counts
+
+
+def _ends_of_runs(
+    position: NDArray[Any], counts: list[int] | None
+) -> tuple[list[int], list[int]] | None:
+    """First and last position of each run; None unless positions rise within each."""
+    if counts is None:
+        positions = position.tolist()
+        return positions, positions
+    rises = position[1:] > position[:-1]
+    if len(counts) == 1:
+        if not np.logical_and.reduce(rises):
+            return None
+        return [int(position[0])], [int(position[-1])]
+    ends = np.array(counts).cumsum()
+    rises[ends[:-1] - 1] = True
+    if not np.logical_and.reduce(rises):
+        return None
+    lasts = position[ends - 1].tolist()
+    return position[ends - counts].tolist(), lasts
 
 
 def _is_from_0_to(value: object, highest: int) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= highest
 
 
-def _rises(positions: NDArray[Any]) -> bool:
-    """Whether each position is above the one before, and all are positions."""
-    if int(positions[0]) < 0 or int(positions[-1]) > LARGEST_POSITION:
-        return False
-    return bool(np.logical_and.reduce(positions[1:] > positions[:-1]))
-
-
-def _are_integers(array: object, rows: int) -> TypeGuard[NDArray[Any]]:
-    return type(array) is np.ndarray and array.shape == (rows,) and array.dtype.kind in INTEGERS
-
-
-def _lay_out(shape: RowShape, mask: int, rows: int, phase: int) -> _Layout:
-    placement = place_columns(shape, mask, rows)
-    at = {column.name: column.offset for column in placement.columns}
-    phases = bytes([phase]) * rows
-    gap = bytes(at["flags"] - at["phase"] - rows)
-    return _Layout(
-        mask, placement.size, at["position"], at["phase"], phases + gap + bytes(rows),
-        at.get("pass_id", -1), at.get("token_id", -1), at["expert_ids"],
-    )  # fmt: skip
+def _has(array: object, shape: tuple[int, ...], kinds: str) -> TypeGuard[NDArray[Any]]:
+    return type(array) is np.ndarray and array.shape == shape and array.dtype.kind in kinds

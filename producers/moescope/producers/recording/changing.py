@@ -1,0 +1,131 @@
+"""What changes while a recorder runs: its terms, told to the ring before the rows they hold for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from moescope.core.errors import SettingsError
+from moescope.core.vocabulary import Fidelity
+from moescope.producers.recording.description import checked_placement, checked_profile, member
+from moescope.producers.terms import FIDELITY_REASON, UNSEEN_REASON, Terms, pack_placement
+
+if TYPE_CHECKING:
+    import threading
+
+    from numpy.typing import ArrayLike
+
+    from moescope.producers.profile import Profile
+    from moescope.producers.recording.sampling import Sampling
+    from moescope.producers.ring.layout import Geometry
+    from moescope.producers.ring.writer import RingWriter
+
+LOCK_TIMEOUT_SECONDS: Final = 0.05
+
+_REASON_EVERY_SECONDS: Final = 1.0
+_LONGEST_REASON: Final = 100
+
+
+class ChangingTerms:
+    """The terms that hold, and the way to others.
+
+    Args:
+        profile: What the recorder started with.
+        sampling: Follows the terms.
+        geometry: Of the ring.
+        lock: Guards ring and sampling.
+
+    Attributes:
+        ring: Where terms are told; None before it is made and for ever where nothing is recorded.
+        now: The terms that hold.
+        profile: The profile while they hold.
+        is_counts: Whether counts are shipped in place of rows.
+    """
+
+    def __init__(
+        self, profile: Profile, sampling: Sampling, geometry: Geometry, lock: threading.Lock
+    ) -> None:
+        self._first_profile = profile
+        self._sampling = sampling
+        self._geometry = geometry
+        self._lock = lock
+        self._reason_changes_at: float | None = None
+        self.ring: RingWriter | None = None
+        self._hold(Terms.of(profile))
+
+    def start(self, profile: Profile, ring: RingWriter) -> None:
+        """Take the ring that was made, and the profile that is in it."""
+        self._first_profile = self.profile = profile
+        self.ring = ring
+
+    def with_fidelity(self, fidelity: Fidelity | str, sampling_ratio: float, reason: str) -> Terms:
+        """The terms that hold, with another fidelity.
+
+        Raises:
+            SettingsError: There is no such fidelity, or the ratio does not fit it.
+        """
+        wanted = replace(
+            self.now, fidelity=member(Fidelity, fidelity), sampling_ratio=sampling_ratio
+        ).with_label(FIDELITY_REASON, reason)
+        checked_profile(wanted.applied_to(self._first_profile))
+        return wanted
+
+    def with_placement(self, rank_of_expert: ArrayLike, version: int, ranks: int | None) -> Terms:
+        """The terms that hold, with another placement.
+
+        Raises:
+            SettingsError: It is none of this model, or the ring is too small for it.
+        """
+        placement = checked_placement(self._first_profile, rank_of_expert, version, ranks)
+        wanted = replace(self.now, expert_map_version=version, placement=pack_placement(placement))
+        checked_profile(wanted.applied_to(self._first_profile))
+        length, most = len(wanted.to_bytes()), self._geometry.max_terms_bytes
+        if length > most:
+            raise SettingsError(
+                f"The placement takes {length} bytes in each segment of the ring.",
+                why=f"There is room for {most}.",
+                next_step="Set a larger ring_bytes.",
+            )
+        return wanted
+
+    def change(self, terms: Terms, *, is_told_now: bool = False) -> bool:
+        """Let other terms hold from the next row on; False if the ring was busy or is gone.
+
+        Args:
+            terms: The terms.
+            is_told_now: Whether the agent has to see them even if no row follows.
+        """
+        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
+            return False
+        try:
+            ring = self.ring
+            if ring is None:
+                return False
+            if terms != self.now:
+                ring.change_terms(terms.to_bytes())
+                self._hold(terms)
+                if is_told_now:
+                    ring.tell_terms()
+            return True
+        finally:
+            self._lock.release()
+
+    def tell_unseen(self, reason: str, now: float) -> None:
+        """Let batches say why rows are unseen; another reason at most once a second."""
+        if self.now.labels.get(UNSEEN_REASON) == reason:
+            return
+        if self._reason_changes_at is not None and now < self._reason_changes_at:
+            return
+        if self.change(self.now.with_label(UNSEEN_REASON, reason), is_told_now=True):
+            self._reason_changes_at = now + _REASON_EVERY_SECONDS
+
+    def _hold(self, terms: Terms) -> None:
+        self.now = terms
+        self.profile = terms.applied_to(self._first_profile)
+        self.is_counts = terms.fidelity is Fidelity.COUNTS
+        self._sampling.change(terms.sampling_ratio)
+
+
+def plain_reason(reason: str) -> str:
+    """A reason as a label can hold it."""
+    return reason.encode(errors="replace").decode()[:_LONGEST_REASON]

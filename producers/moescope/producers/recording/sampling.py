@@ -1,0 +1,51 @@
+"""Which requests are recorded where only a share of them is: whole ones, by a hash of the id."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from moescope.producers.ring.facts import MAX_NAME_BYTES
+
+_EVERY_HASH: Final = 2**64
+_SALT: Final = b"moescope producer sampling"
+_DRAWS_KEPT: Final = 4_096
+
+
+class Sampling:
+    """A share of the requests; a smaller share takes a part of those that a larger one takes.
+
+    Args:
+        ratio: The share, above 0.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        self._draws: dict[str, int] = {}
+        self.change(ratio)
+
+    def change(self, ratio: float) -> None:
+        """Take another share from now on, of running requests too."""
+        self._below = round(ratio * _EVERY_HASH)
+        self.takes_all = self._below >= _EVERY_HASH
+
+    def takes(self, request: str | None) -> bool:
+        """Whether a request is recorded; what is no request id is taken, for others to refuse."""
+        if self.takes_all or type(request) is not str:
+            return True
+        draw = self._draws.get(request)
+        if draw is None:
+            draw = self._draw(request)
+        return draw < self._below
+
+    def _draw(self, request: str) -> int:
+        try:
+            name = request.encode()
+        except UnicodeEncodeError:
+            return -1
+        if len(name) > MAX_NAME_BYTES:
+            return -1
+        if len(self._draws) >= _DRAWS_KEPT:
+            self._draws.clear()
+        digest = blake2b(name, digest_size=8, key=_SALT).digest()
+        draw = self._draws[request] = int.from_bytes(digest, "little")
+        return draw
