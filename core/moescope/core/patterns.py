@@ -113,6 +113,31 @@ PATTERNS: tuple[Pattern, ...] = (
         pages=False,
         experimental=True,
     ),
+    Pattern(
+        name="data_order_drift",
+        summary="A training run gets its data in an order, and the routing follows.",
+        evidence="Against the run's own step windows before: the mix of sources is no longer that "
+        "of shuffled data, and the load moves further than it used to, both past the sums that a "
+        "shuffled run reaches once in a thousand windows.",
+        likely_cause="Data that are sorted, sharded by source, or shuffled in too small a buffer; "
+        "or a curriculum.",
+        next_step="If it is no curriculum, shuffle across sources; compare the steps that the "
+        "finding names with the data loader's log.",
+        pages=False,
+    ),
+    Pattern(
+        name="expert_collapse",
+        summary="A layer of a training run loses experts.",
+        evidence="Against the run's own step windows before: the load entropy of a layer falls "
+        "past the sum that a steady run reaches once in a thousand windows, more of its experts "
+        "are cold than ever before, and the mix of sources does not explain it. Where sources are "
+        "not told, an order of the data can look the same: half the confidence.",
+        likely_cause="An auxiliary loss that is too weak or was switched off, a learning rate that "
+        "is too high for the router, or a correction bias that runs away.",
+        next_step="Look at the layer in `layer_health`, at the auxiliary losses, and at the bias "
+        "update; go back to the checkpoint before the first step that the finding names.",
+        pages=False,
+    ),
 )
 """Every pattern that this version can find."""
 

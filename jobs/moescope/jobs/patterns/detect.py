@@ -13,6 +13,7 @@ from moescope.jobs.patterns.generations import late_convergence_findings
 from moescope.jobs.patterns.naming import name_alerts, unnamed_alerts
 from moescope.jobs.patterns.pulse import periodic_pulse_findings
 from moescope.jobs.patterns.time_windows import time_window_findings
+from moescope.jobs.patterns.training import training_findings
 from moescope.storage.control import replace_rows
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ DETECTORS: Final[Mapping[Detector, tuple[str, ...]]] = MappingProxyType(
         late_convergence_findings: ("late_convergence",),
         engine_fault_findings: ("engine_fault",),
         periodic_pulse_findings: ("periodic_pulse",),
+        training_findings: ("data_order_drift", "expert_collapse"),
     }
 )
 """Detectors, and the patterns that each can name."""
