@@ -12,11 +12,6 @@ from moescope.console.options import AsJson, ConfigFile, DataDirectory, settings
 app = typer.Typer(help="Write reports.", no_args_is_help=True, rich_markup_mode=None)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep the group a group while it holds one command."""
-
-
 @app.command()
 def calibration(
     version: Annotated[
@@ -44,3 +39,73 @@ def calibration(
     folder = str(out.expanduser().absolute()) if out else ""
     result = perform(settings, WriteReport(version=version, folder=folder))
     print_json(result) if as_json else print_result(result)
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="A [B]",
+            help="Data directories, log roots or partitions; B is A unless it is given.",
+        ),
+    ],
+    a: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--a",
+            metavar="KEY=VALUE",
+            help="Only such rows are side A, as revision=r41; repeatable.",
+        ),
+    ] = None,
+    b: Annotated[
+        list[str] | None,
+        typer.Option("--b", metavar="KEY=VALUE", help="The same for side B; repeatable."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="What rows are joined on beside the position: content or request.")
+    ] = "content",
+    repeats: Annotated[
+        bool, typer.Option("--repeats", help="Compare what A saw again with its first sighting.")
+    ] = False,
+    min_overlap: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Least mean overlap of any layer; else exit code 1."),
+    ] = None,
+    min_all_layers: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Least share of tokens that agree in all layers; else exit code 1.",
+        ),
+    ] = None,
+    fewest_pairs: Annotated[
+        int, typer.Option(metavar="N", help="With fewer pairs of tokens: exit code 4.")
+    ] = 100,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write an HTML page, and JSON beside it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the routing of the same tokens in two logs: revisions, precisions, engines.
+
+    Example: moescope report compare canary-bf16 canary-fp32 --min-all-layers 0.8 --out page.html
+    """
+    from moescope.console.comparing import compared, print_comparison, write_page
+    from moescope.console.output import print_json
+    from moescope.jobs.reports.comparison import Limits
+
+    report = compared(
+        paths,
+        (a or [], b or []),
+        by,
+        Limits(overlap=min_overlap, all_layers=min_all_layers),
+        repeats=repeats,
+        fewest_pairs=fewest_pairs,
+    )
+    if out is not None:
+        write_page(report, out)
+    print_json(report) if as_json else print_comparison(report)
+    if not all(limit["met"] for limit in report["limits"]):
+        raise typer.Exit(1)

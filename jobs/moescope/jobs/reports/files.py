@@ -62,12 +62,17 @@ def calibration_report(
         report=report,
     )
     text = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    _write(files.json, text + "\n")
-    _write(files.html, page)
+    write_whole(files.json, text + "\n")
+    write_whole(files.html, page)
     return files
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that readers see whole, as it was before or as it is now.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)

@@ -22,7 +22,7 @@ LARGEST_BYTES = 2_000_000
 MOST_CHARTS = 60
 """Each takes a tenth of a second to make."""
 
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def calibration_html(report: CalibrationReport) -> str:
@@ -62,7 +62,7 @@ def _page(
     hashes: tuple[str, ...] = (),
 ) -> str:
     return (
-        _environment()
+        page_environment()
         .get_template("calibration.html.j2")
         .render(
             report=report,
@@ -71,16 +71,16 @@ def _page(
             left_out_charts=len(view.pictures) - len(figures),
             scripts=Markup(scripts),  # noqa: S704 (made of escaped text)
             script_hashes=Markup(" ".join(hashes)),  # noqa: S704 (base64)
-            style=Markup((_TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (our file)
+            style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (our file)
         )
     )
 
 
 @cache
-def _environment() -> Environment:
+def page_environment() -> Environment:
     """Everything that a template writes is escaped: names come from producers."""
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,292 @@
+"""Compare two sides, or one with itself: from batch logs to a report."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from moescope.core.errors import InputError, InsufficientDataError
+from moescope.core.vocabulary import RankOrder
+from moescope.jobs.reports.comparison.agreement import AgreementSums
+from moescope.jobs.reports.comparison.pairing import (
+    PairingCounts,
+    Workspace,
+    paired_rows,
+    repeated_rows,
+)
+from moescope.jobs.reports.comparison.reading import SideFacts, side_rows
+from moescope.jobs.reports.comparison.results import (
+    agreement_by_layer,
+    agreement_by_margin,
+    agreement_by_position,
+    overall,
+)
+from moescope.jobs.reports.comparison.schema import (
+    SCHEMA,
+    SCHEMA_VERSION,
+    ComparisonReport,
+    LimitReport,
+    SideReport,
+)
+from moescope.jobs.reports.comparison.sentences import findings, summary
+from moescope.jobs.reports.comparison.spilling import RowParts
+
+if TYPE_CHECKING:
+    from moescope.jobs.reports.comparison.reading import JoinBy, RouteShape
+    from moescope.jobs.reports.comparison.schema import Estimate, Overall
+    from moescope.jobs.reports.comparison.sides import Side
+
+FEWEST_PAIRS: Final = 100
+MEMORY_BYTES: Final = 512 * 1024 * 1024
+_BUFFER_SHARE: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the agreement has to reach; None asks for nothing.
+
+    Attributes:
+        overlap: Of the layer that agrees least.
+        all_layers: Share of tokens that agree in all layers.
+    """
+
+    overlap: float | None = None
+    all_layers: float | None = None
+
+
+def compare(
+    a: Side,
+    b: Side | None,
+    *,
+    by: JoinBy = "content",
+    limits: Limits = Limits(),
+    fewest_pairs: int = FEWEST_PAIRS,
+    memory_bytes: int = MEMORY_BYTES,
+    scratch: Path | None = None,
+) -> ComparisonReport:
+    """Compare the routing of the same tokens.
+
+    Rows are joined on (content key, position), or on (request id, position). The first sighting
+    of each side counts. Memory is bounded by `memory_bytes` and one batch, however long the logs
+    are; what does not fit lies in temporary files of about 20 + (2 k + 6) · L bytes a row.
+
+    Args:
+        a: The reference: its margins and requests are those that the report speaks of.
+        b: What is compared with it; None compares first sightings within A with later ones.
+        by: What rows are joined on.
+        limits: What the agreement has to reach.
+        fewest_pairs: With fewer there is no report.
+        memory_bytes: For rows.
+        scratch: Where temporary files go; the system's place for them.
+
+    Raises:
+        InputError: The sides are of different shape, or one and the same.
+        InsufficientDataError: There are too few pairs.
+        BatchLogError: A log cannot be read.
+        OSError: The disk refused a temporary file.
+    """
+    if b is not None and (a.root, a.partitions, a.selection) == (b.root, b.partitions, b.selection):
+        raise InputError(
+            "Both sides are the same rows.",
+            next_step="Tell them apart with --a and --b, or give --repeats.",
+        )
+    if b is None and by == "request":
+        raise InputError(
+            "Repeats have other request ids each time.",
+            next_step="Record content keys, and leave --by out.",
+        )
+    sides = {"A": a} if b is None else {"A": a, "B": b}
+    facts = {name: SideFacts() for name in sides}
+    counts = PairingCounts()
+    with tempfile.TemporaryDirectory(prefix="moescope-compare-", dir=scratch) as name:
+        space = Workspace(Path(name), memory_bytes)
+        parts = [_dealt(key, side, by, facts[key], space) for key, side in sides.items()]
+        shape = _common_shape(facts)
+        sums = AgreementSums(shape)
+        found = (
+            repeated_rows(parts[0], counts, space)
+            if b is None
+            else paired_rows(parts[0], parts[1], counts, space)
+        )
+        for pairs in found:
+            sums.add(pairs)
+    if counts.pairs < max(1, fewest_pairs):
+        raise _too_few(counts, facts, by, fewest_pairs)
+    return _report(_Compared(sides, by, shape, facts, counts, sums), limits)
+
+
+class _Compared(NamedTuple):
+    """What a report is made from, by side: A, and B unless A is compared with itself."""
+
+    sides: dict[str, Side]
+    by: JoinBy
+    shape: RouteShape
+    facts: dict[str, SideFacts]
+    counts: PairingCounts
+    sums: AgreementSums
+
+
+def _dealt(name: str, side: Side, by: JoinBy, facts: SideFacts, space: Workspace) -> RowParts:
+    """All rows of a side in parts.
+
+    Raises:
+        InsufficientDataError: There is none.
+    """
+    parts = None
+    for rows in side_rows(side, by, facts, name):
+        if parts is None:
+            own = space.folder / name
+            own.mkdir()
+            parts = RowParts(own, rows.dtype, buffer_bytes=space.memory_bytes // _BUFFER_SHARE)
+        parts.add(rows)
+    if parts is None:
+        raise _no_rows(name, facts)
+    return parts
+
+
+def _common_shape(facts: dict[str, SideFacts]) -> RouteShape:
+    first, *others = (each.shape for each in facts.values() if each.shape is not None)
+    for other in others:
+        if other != first:
+            raise InputError(
+                "The two sides are of different shape.",
+                why=f"A: {first.words()}. B: {other.words()}.",
+                next_step="Compare logs of one architecture with the same layers recorded"
+                " (a pipeline stage with the same stage).",
+            )
+    return first
+
+
+def _no_rows(name: str, facts: SideFacts) -> InsufficientDataError:
+    if facts.keyless_rows:
+        return InsufficientDataError(
+            f"Side {name} has {facts.keyless_rows:,} rows, and none with a content key.",
+            why="Rows are joined on (content key, position).",
+            next_step="Record with content_keys, or join on request ids with --by request.",
+        )
+    reasons = {
+        "batches of counts fidelity, which hold no rows": facts.count_batches,
+        "faulty rows": facts.faulty_rows,
+        "rows that never count (context, padding, recomputed, warm-up, draft)": (
+            facts.uncounted_rows
+        ),
+        "unreadable records": facts.unreadable_records,
+    }
+    found = ", ".join(f"{number:,} {what}" for what, number in reasons.items() if number)
+    return InsufficientDataError(
+        f"Side {name} has no row to compare.",
+        why=f"It has {found}." if found else "No batch satisfies its conditions.",
+        next_step="Check the path and the conditions; record with fidelity full.",
+    )
+
+
+def _too_few(
+    counts: PairingCounts, facts: dict[str, SideFacts], by: JoinBy, fewest: int
+) -> InsufficientDataError:
+    if len(facts) == 1:
+        return InsufficientDataError(
+            f"Only {counts.pairs:,} of A's {facts['A'].rows:,} rows are repeats; "
+            f"at least {fewest:,} are needed.",
+            why="A repeat has the content key and position of an earlier row. What comes from a"
+            " prefix cache is never computed again.",
+            next_step="Send the same prompts again with prefix caching off.",
+        )
+    why = (
+        f"A has {facts['A'].rows:,} rows, {counts.a_unmatched:,} of them unmatched; "
+        f"B has {facts['B'].rows:,}, {counts.b_unmatched:,} unmatched."
+    )
+    if counts.other_content:
+        why += (
+            f" {counts.other_content:,} more have the same request and position, but other content"
+            " keys: other tokens, or keys made with another secret."
+        )
+    advice = (
+        "Check that both sides computed the same prompts and made their keys with the same secret."
+        if by == "content"
+        else "Check that both sides use the same request ids."
+    )
+    return InsufficientDataError(
+        f"Only {counts.pairs:,} tokens are on both sides; at least {fewest:,} are needed.",
+        why=why,
+        next_step=advice,
+    )
+
+
+def _report(compared: _Compared, limits: Limits) -> ComparisonReport:
+    sides, by, shape, facts, counts, sums = compared
+    layers = agreement_by_layer(sums, shape)
+    whole = overall(sums, layers)
+    report = ComparisonReport(
+        schema=SCHEMA,
+        schema_version=SCHEMA_VERSION,
+        mode="pairs" if "B" in sides else "repeats",
+        by=by,
+        a=_side(sides["A"], facts["A"], counts.a_unmatched, counts.a_duplicates),
+        b=_side(sides["B"], facts["B"], counts.b_unmatched, counts.b_duplicates)
+        if "B" in sides
+        else None,
+        experts=shape.experts,
+        top_k=shape.top_k,
+        layer_indices=list(shape.layers),
+        tokens=counts.pairs,
+        requests=len(sums.requests),
+        other_content=counts.other_content,
+        overall=whole,
+        layers=layers,
+        by_position=agreement_by_position(sums),
+        by_margin=agreement_by_margin(sums) if facts["A"].has_margins else None,
+        differing_layers=sums.differing_layers.tolist(),
+        limits=_limits(limits, whole, min((each["overlap"] for each in layers), key=_value)),
+        findings=[],
+        summary=[],
+    )
+    report["findings"] = findings(report)
+    report["summary"] = summary(report)
+    return report
+
+
+def _value(estimate: Estimate) -> float:
+    return estimate["value"]
+
+
+def _side(side: Side, facts: SideFacts, unmatched: int, duplicates: int) -> SideReport:
+    return SideReport(
+        path=str(side.path),
+        selection=side.selection.words(),
+        models=sorted(facts.models),
+        revisions=sorted(facts.revisions),
+        nodes=sorted(facts.nodes),
+        engines=sorted(facts.engines),
+        origins=sorted(facts.origins),
+        rank_orders=[RankOrder(order).name.lower() for order in sorted(facts.rank_orders)],
+        rows=facts.rows,
+        unmatched=unmatched,
+        duplicates=duplicates,
+        faulty_rows=facts.faulty_rows,
+        keyless_rows=facts.keyless_rows,
+        uncounted_rows=facts.uncounted_rows,
+        count_batches=facts.count_batches,
+        unreadable_records=facts.unreadable_records,
+    )
+
+
+def _limits(limits: Limits, whole: Overall, worst: Estimate) -> list[LimitReport]:
+    asked = (
+        ("overlap of the layer that agrees least", limits.overlap, worst),
+        ("tokens that agree in all layers", limits.all_layers, whole["all_layers"]),
+    )
+    return [
+        LimitReport(
+            name=name,
+            limit=limit,
+            value=found["value"],
+            met=found["value"] >= limit,
+            within_chance=found["low"] is None
+            or found["high"] is None
+            or found["low"] <= limit <= found["high"],
+        )
+        for name, limit, found in asked
+        if limit is not None
+    ]

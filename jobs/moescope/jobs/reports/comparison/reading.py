@@ -1,0 +1,252 @@
+"""The rows of one side, read from its batch logs once, a batch at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from moescope.core.batchlog import BatchLogReader
+from moescope.core.clock import NO_TIME
+from moescope.core.errors import InputError
+from moescope.core.quantise import margins_of
+from moescope.core.vocabulary import HEALTH_PHASES, UNCOUNTED_FLAGS, IdSpace, RankOrder
+from moescope.core.wire import BatchDecodeError, decode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from moescope.core.batch import BatchHeader, RoutingBatch
+    from moescope.jobs.reports.comparison.sides import Side
+
+JoinBy = Literal["content", "request"]
+Rows = np.ndarray[tuple[int], np.dtype[np.void]]
+"""One record per token: `row_type`."""
+
+NO_EXPERT: Final = 65_535
+"""In `top1`: not known. No model has an expert of this number."""
+_RECORDS_AT_ONCE: Final = 64
+_HEALTHY: Final = np.array(sorted(HEALTH_PHASES), np.uint8)
+
+
+class RouteShape(NamedTuple):
+    """What two rows must have in common to be compared.
+
+    Attributes:
+        experts: E.
+        top_k: k.
+        layers: Decoder-layer indices.
+        id_space: Logical or physical ids.
+        map_version: Of physical ids; 0 for logical ones, which have none.
+    """
+
+    experts: int
+    top_k: int
+    layers: tuple[int, ...]
+    id_space: IdSpace
+    map_version: int
+
+    def words(self) -> str:
+        """In one line."""
+        ids = self.id_space.name.lower()
+        if self.id_space is IdSpace.PHYSICAL:
+            ids += f" (map version {self.map_version})"
+        layers = ", ".join(map(str, self.layers))
+        return f"{self.experts} experts, top-{self.top_k}, layers {layers}, {ids} ids"
+
+
+@dataclass(slots=True)
+class SideFacts:
+    """What was read of a side.
+
+    Attributes:
+        shape: Of its routes; None before the first row.
+        models, revisions, nodes, engines, origins, rank_orders: What its headers say.
+        rows: Counted tokens that could be paired.
+        faulty_rows: Left out: an expert twice in a layer, or one that does not exist.
+        keyless_rows: Left out: no content key.
+        uncounted_rows: Left out: context, padding, recomputed, warm-up and draft rows.
+        count_batches: Batches of counts fidelity, which have no rows.
+        unreadable_records: Damaged records of the log, and those that the byte cap removed.
+        has_margins: Whether any row has them.
+    """
+
+    shape: RouteShape | None = None
+    models: set[str] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
+    engines: set[str] = field(default_factory=set)
+    origins: set[str] = field(default_factory=set)
+    rank_orders: set[RankOrder] = field(default_factory=set)
+    rows: int = 0
+    faulty_rows: int = 0
+    keyless_rows: int = 0
+    uncounted_rows: int = 0
+    count_batches: int = 0
+    unreadable_records: int = 0
+    has_margins: bool = False
+
+
+def row_type(shape: RouteShape) -> np.dtype[np.void]:
+    """What is kept of a token.
+
+    `key` and `position` are what rows are joined on; `content` is the content key or 0; `request`
+    a hash of the request's id; `order` the place in reading order; `ids` [L, k]; `top1` [L] an
+    expert or `NO_EXPERT`; `margin` [L], NaN where not known.
+    """
+    layers = len(shape.layers)
+    return np.dtype(
+        [
+            ("key", np.uint64), ("position", np.int32), ("content", np.uint64),
+            ("time", np.int64), ("order", np.int64), ("request", np.uint64),
+            ("ids", np.uint16, (layers, shape.top_k)), ("top1", np.uint16, (layers,)),
+            ("margin", np.float32, (layers,)),
+        ]
+    )  # fmt: skip
+
+
+def side_rows(side: Side, by: JoinBy, facts: SideFacts, name: str) -> Iterator[Rows]:
+    """Blocks of a side's countable rows, in reading order.
+
+    Args:
+        side: Where from.
+        by: What rows will be joined on.
+        facts: Filled on the way.
+        name: What messages call the side.
+
+    Raises:
+        InputError: The side holds routes of several models or shapes.
+        BatchLogError: A log cannot be read.
+    """
+    for batch in _batches(side, facts):
+        _note_header(batch.header, facts)
+        if batch.tokens is None or batch.routes is None:
+            facts.count_batches += not batch.is_heartbeat
+            continue
+        _check_shape(batch.header, facts, name)
+        rows = _rows_of(batch, side, by, facts)
+        if len(rows):
+            yield rows
+
+
+def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
+    for partition in side.partitions:
+        with BatchLogReader(side.root, partition) as reader:
+            offset, end = reader.first_offset(), reader.end_offset()
+            while offset < end:
+                found = reader.read(offset, max_records=_RECORDS_AT_ONCE)
+                if found.next_offset == offset:
+                    break
+                offset = found.next_offset
+                if found.gap is not None:
+                    facts.unreadable_records += found.gap.count
+                facts.unreadable_records += sum(
+                    damage.offset_to - damage.offset_from for damage in found.corrupt
+                )
+                for record in found.records:
+                    try:
+                        batch = decode_batch(record.payload)
+                    except BatchDecodeError:
+                        facts.unreadable_records += 1
+                        continue
+                    if side.selection.admits(batch.header):
+                        yield batch
+
+
+def _note_header(header: BatchHeader, facts: SideFacts) -> None:
+    facts.models.add(header.model)
+    facts.revisions.add(header.revision)
+    facts.nodes.add(header.node)
+    facts.engines.add(" ".join(filter(None, (header.engine, header.engine_version))))
+    facts.origins.add(header.origin.name.lower())
+
+
+def _check_shape(header: BatchHeader, facts: SideFacts, name: str) -> None:
+    physical = header.id_space is IdSpace.PHYSICAL
+    shape = RouteShape(
+        header.experts,
+        header.top_k,
+        tuple(header.layers.tolist()),
+        header.id_space,
+        header.expert_map_version if physical else 0,
+    )
+    facts.rank_orders.add(header.rank_order)
+    if len(facts.models) > 1:
+        raise InputError(
+            f"Side {name} holds routes of {len(facts.models)} models: "
+            f"{', '.join(sorted(facts.models))}.",
+            why="Experts of different models have nothing in common.",
+            next_step=f"Choose one with --{name.lower()} model=….",
+        )
+    if facts.shape is not None and shape != facts.shape:
+        raise InputError(
+            f"Side {name} holds routes of different shapes.",
+            why=f"{facts.shape.words()}; and {shape.words()}.",
+            next_step=f"Choose one with --{name.lower()} node=… or revision=… (a pipeline stage "
+            "is compared with the same stage).",
+        )
+    facts.shape = shape
+
+
+def _rows_of(batch: RoutingBatch, side: Side, by: JoinBy, facts: SideFacts) -> Rows:
+    tokens, routes, shape = batch.tokens, batch.routes, facts.shape
+    assert tokens is not None  # noqa: S101 (the caller looked)
+    assert routes is not None  # noqa: S101
+    assert shape is not None  # noqa: S101
+    counted = (tokens.flags & np.uint8(UNCOUNTED_FLAGS)) == 0
+    counted &= np.isin(tokens.phase, _HEALTHY)
+    facts.uncounted_rows += int(np.count_nonzero(~counted))
+    wanted = counted & _selected(batch, side)
+    if by == "content" and tokens.content_key is None:
+        facts.keyless_rows += int(np.count_nonzero(wanted))
+        return np.empty(0, row_type(shape))
+    ids = routes.expert_ids
+    faulty = wanted & _is_faulty(ids, shape.experts)
+    facts.faulty_rows += int(np.count_nonzero(faulty))
+    at = np.flatnonzero(wanted & ~faulty)
+    rows = np.zeros(len(at), row_type(shape))
+    rows["request"] = _request_hashes(batch.requests.ids)[tokens.request[at]]
+    rows["content"] = 0 if tokens.content_key is None else tokens.content_key[at]
+    rows["key"] = rows["content" if by == "content" else "request"]
+    rows["position"] = tokens.position[at]
+    rows["time"] = NO_TIME if tokens.event_time_us is None else tokens.event_time_us[at]
+    rows["order"] = np.arange(facts.rows, facts.rows + len(at))
+    rows["ids"] = ids[at]
+    rows["top1"] = NO_EXPERT
+    if routes.top1 is not None:
+        first = routes.top1.T[at].astype(np.intp)
+        rows["top1"] = np.take_along_axis(ids[at], first[..., None], axis=2)[..., 0]
+    rows["margin"] = np.nan
+    if routes.margin is not None:
+        rows["margin"] = margins_of(routes.margin).T[at]
+        facts.has_margins |= len(at) > 0
+    facts.rows += len(at)
+    return rows
+
+
+def _selected(batch: RoutingBatch, side: Side) -> NDArray[np.bool_]:
+    tokens, selection = batch.tokens, side.selection
+    assert tokens is not None  # noqa: S101 (the caller looked)
+    wanted = np.ones(len(tokens), np.bool_)
+    if selection.phase is not None:
+        wanted &= tokens.phase == selection.phase
+    if selection.scene is not None:
+        scenes = np.array([scene == selection.scene for scene in batch.requests.scenes], np.bool_)
+        wanted &= scenes[tokens.request]
+    return wanted
+
+
+def _is_faulty(ids: NDArray[np.uint16], experts: int) -> NDArray[np.bool_]:
+    """Rows [T] that no router can have chosen, from ids [T, L, k]."""
+    ascending = np.sort(ids, axis=2)
+    repeated: NDArray[Any] = (ascending[..., 1:] == ascending[..., :-1]).any(axis=(1, 2))
+    return repeated | (ascending[..., -1] >= experts).any(axis=1)
+
+
+def _request_hashes(ids: tuple[str, ...]) -> NDArray[np.uint64]:
+    digests = [blake2b(name.encode(), digest_size=8).digest() for name in ids]
+    return np.frombuffer(b"".join(digests), np.uint64)

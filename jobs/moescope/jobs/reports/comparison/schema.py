@@ -1,0 +1,168 @@
+"""What a comparison says, as plain data: the JSON file and the page are made from it alone."""
+
+from __future__ import annotations
+
+from typing import Final, TypedDict
+
+SCHEMA: Final = "moescope.comparison"
+SCHEMA_VERSION: Final = 1
+
+
+class Estimate(TypedDict):
+    """A share with its 95 % interval; no bounds when there are fewer than two requests."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+class SideReport(TypedDict):
+    """What was read of a side.
+
+    Attributes:
+        path, selection: As given.
+        models, revisions, nodes, engines, origins, rank_orders: What the headers say, sorted.
+        rows: Counted tokens that could be paired.
+        unmatched, duplicates: First sightings without a partner; later sightings, left out.
+        faulty_rows: Left out: an expert twice in a layer, or one that does not exist.
+        keyless_rows: Left out: no content key.
+        uncounted_rows: Left out: context, padding, recomputed, warm-up and draft rows.
+        count_batches: Batches of counts fidelity, which hold no rows.
+        unreadable_records: Damaged, or removed by the byte cap.
+    """
+
+    path: str
+    selection: str
+    models: list[str]
+    revisions: list[str]
+    nodes: list[str]
+    engines: list[str]
+    origins: list[str]
+    rank_orders: list[str]
+    rows: int
+    unmatched: int
+    duplicates: int
+    faulty_rows: int
+    keyless_rows: int
+    uncounted_rows: int
+    count_batches: int
+    unreadable_records: int
+
+
+class LayerAgreement(TypedDict):
+    """Agreement at one layer.
+
+    Attributes:
+        overlap: Mean |S ∩ T| / k.
+        jaccard: Mean |S ∩ T| / (2k − |S ∩ T|).
+        same_set: Share of tokens with S = T.
+        top1: Share of tokens with one top-1; None where rank order is unknown.
+        js_divergence: Of the counts of the same pairs, base 2: what a count metric sees.
+        noise_floor: What chance alone would make of that divergence, for as many independent
+            tokens.
+        parts_here: Share of the tokens for which this is the first layer that differs.
+    """
+
+    layer: int
+    overlap: Estimate
+    jaccard: Estimate
+    same_set: Estimate
+    top1: Estimate | None
+    js_divergence: float
+    noise_floor: float
+    parts_here: float
+
+
+class Overall(TypedDict):
+    """Agreement over all layers: means, and the share of tokens that agree everywhere."""
+
+    overlap: Estimate
+    jaccard: Estimate
+    same_set: Estimate
+    top1: Estimate | None
+    all_layers: Estimate
+    worst_layer: int
+    largest_js_divergence: float
+
+
+class PositionAgreement(TypedDict):
+    """Agreement at positions `first` … `last` (None: no end)."""
+
+    first: int
+    last: int | None
+    tokens: int
+    overlap: float
+    all_layers: Estimate
+
+
+class MarginAgreement(TypedDict):
+    """(token, layer) pairs by side A's margin, from `at_least` to under `below` (None: no end).
+
+    Attributes:
+        token_layers: How many.
+        differing: Of them with other sets.
+        same_set: Share with equal sets.
+        differing_so_far: Share of all differing pairs with a margin under `below`.
+    """
+
+    at_least: float
+    below: float | None
+    token_layers: int
+    differing: int
+    same_set: Estimate
+    differing_so_far: float | None
+
+
+class LimitReport(TypedDict):
+    """One limit, and whether it was met.
+
+    Attributes:
+        within_chance: The limit lies inside the value's interval.
+    """
+
+    name: str
+    limit: float
+    value: float
+    met: bool
+    within_chance: bool
+
+
+class FindingText(TypedDict):
+    """Something that the comparison shows, by name."""
+
+    name: str
+    text: str
+
+
+class ComparisonReport(TypedDict):
+    """Everything.
+
+    Attributes:
+        mode: `pairs` of two sides, or `repeats` within one.
+        by: `content` or `request`.
+        tokens: Pairs.
+        requests: Of side A that have a pair.
+        other_content: Pairs by request whose content keys differ, left out.
+        differing_layers: Pairs by how many layers differ, 0 … L.
+    """
+
+    schema: str
+    schema_version: int
+    mode: str
+    by: str
+    a: SideReport
+    b: SideReport | None
+    experts: int
+    top_k: int
+    layer_indices: list[int]
+    tokens: int
+    requests: int
+    other_content: int
+    overall: Overall
+    layers: list[LayerAgreement]
+    by_position: list[PositionAgreement]
+    by_margin: list[MarginAgreement] | None
+    differing_layers: list[int]
+    limits: list[LimitReport]
+    findings: list[FindingText]
+    summary: list[str]

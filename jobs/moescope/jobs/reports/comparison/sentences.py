@@ -1,0 +1,190 @@
+"""What a comparison shows, in sentences that stand by themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moescope.jobs.reports.comparison.schema import FindingText
+from moescope.jobs.reports.words import count, counted, figure
+
+if TYPE_CHECKING:
+    from moescope.jobs.reports.comparison.schema import (
+        ComparisonReport,
+        Estimate,
+        LimitReport,
+        SideReport,
+    )
+
+_MOST_OF_THEM = 0.9
+
+
+def fine_percent(share: float | None) -> str:
+    """A share in percent, with digits enough to tell 99.97 from 100."""
+    if share is None:
+        return "–"
+    missing = min(share, 1.0 - share)
+    if missing <= 0:
+        return f"{100 * share:.0f} %"
+    digits = 1 if missing >= 0.01 else 2 if missing >= 0.001 else 3  # noqa: PLR2004 (of a share)
+    return f"{100 * share:.{digits}f} %"
+
+
+def with_interval(estimate: Estimate | None) -> str:
+    """A share, and from where to where it may be."""
+    if estimate is None:
+        return "–"
+    value = fine_percent(estimate["value"])
+    if estimate["low"] is None or estimate["high"] is None:
+        return f"{value} (one request: no interval)"
+    return f"{value} ({fine_percent(estimate['low'])} to {fine_percent(estimate['high'])})"
+
+
+def side_title(side: SideReport) -> str:
+    """What a side is: its conditions, or else where it is from."""
+    return side["selection"] or side["path"].rstrip("/").rpartition("/")[2]
+
+
+def summary(report: ComparisonReport) -> list[str]:
+    """The opening."""
+    return [
+        _what_was_compared(report),
+        *_agreement(report),
+        *_counts(report),
+        *_margins(report),
+        *_what_was_left_out(report),
+        *(_limit(each) for each in report["limits"]),
+    ]
+
+
+def findings(report: ComparisonReport) -> list[FindingText]:
+    """What has a name of its own."""
+    found = []
+    sides = [("A", report["a"])] + ([] if report["b"] is None else [("B", report["b"])])
+    if report["b"] is not None and report["a"]["origins"] != report["b"]["origins"]:
+        found.append(_framework_skew(report))
+    for name, side in sides:
+        if side["faulty_rows"]:
+            read = side["rows"] + side["faulty_rows"]
+            found.append(
+                FindingText(
+                    name="engine_fault",
+                    text=f"{count(side['faulty_rows'])} of {count(read)} rows of side {name} repeat"
+                    " an expert within a layer or name one that does not exist. No router chooses"
+                    " so; they were left out.",
+                )
+            )
+    return found
+
+
+def _framework_skew(report: ComparisonReport) -> FindingText:
+    all_layers = report["overall"]["all_layers"]
+    if all_layers["value"] == 1.0:
+        text = (
+            f"None: for all {counted(report['tokens'], 'token')} the engine executed the experts"
+            " that the router chose."
+        )
+    else:
+        text = (
+            f"What was executed is not what the router chose for"
+            f" {fine_percent(1.0 - all_layers['value'])} of the tokens (in at least one layer),"
+            f" most at layer {report['overall']['worst_layer']}. Usual causes: another precision"
+            " or kernel of the router in the engine, a correction bias or group limit that one side"
+            " leaves out, capacity drops, physical ids taken for logical ones."
+        )
+    return FindingText(name="framework_skew", text=text)
+
+
+def _what_was_compared(report: ComparisonReport) -> str:
+    requests = counted(report["requests"], "request")
+    if report["b"] is None:
+        return (
+            f"{counted(report['tokens'], 'repeated token')} of {requests} in"
+            f" {side_title(report['a'])} were compared with their first sighting."
+        )
+    joined = "content key" if report["by"] == "content" else "request id"
+    return (
+        f"{counted(report['tokens'], 'token')} of {requests} are in both A"
+        f" ({side_title(report['a'])}) and B ({side_title(report['b'])}), joined on {joined} and"
+        " position."
+    )
+
+
+def _agreement(report: ComparisonReport) -> list[str]:
+    whole = report["overall"]
+    if whole["all_layers"]["value"] == 1.0:
+        return ["Their routes are the same in every layer."]
+    worst = min(report["layers"], key=lambda each: each["overlap"]["value"])
+    best = max(report["layers"], key=lambda each: each["overlap"]["value"])
+    top1 = (
+        "; top-1 is unknown, because rank order is"
+        if whole["top1"] is None
+        else f"; top-1 agrees in {with_interval(whole['top1'])}"
+    )
+    return [
+        (
+            f"{with_interval(whole['all_layers'])} of the tokens have the same experts in all"
+            f" {len(report['layers'])} layers. In a layer"
+            f" {fine_percent(worst['overlap']['value'])} (layer {worst['layer']}) to"
+            f" {fine_percent(best['overlap']['value'])} (layer {best['layer']}) of a token's"
+            f" experts are the same{top1}."
+        )
+    ]
+
+
+def _counts(report: ComparisonReport) -> list[str]:
+    largest = max(report["layers"], key=lambda each: each["js_divergence"])
+    told = (
+        f"The counts of the same tokens differ by a Jensen–Shannon divergence of at most"
+        f" {figure(largest['js_divergence'])} (layer {largest['layer']})"
+    )
+    if report["overall"]["all_layers"]["value"] == 1.0:
+        return [f"{told}."]
+    is_hidden = all(each["js_divergence"] < each["noise_floor"] for each in report["layers"])
+    seen = "no count metric shows" if is_hidden else "count metrics show, too,"
+    chance = f"chance alone gives {figure(largest['noise_floor'])} for as many tokens"
+    return [f"{told}, where {chance}: {seen} that the routes differ."]
+
+
+def _margins(report: ComparisonReport) -> list[str]:
+    buckets = report["by_margin"]
+    if buckets is None or not any(each["differing"] for each in buckets):
+        return []
+    reached = next(each for each in buckets if (each["differing_so_far"] or 0.0) >= _MOST_OF_THEM)
+    differing = sum(each["differing"] for each in buckets)
+    if reached["below"] is None:
+        return [f"The {counted(differing, 'difference')} go up to the largest margins."]
+    return [
+        (
+            f"{fine_percent(reached['differing_so_far'])} of the"
+            f" {counted(differing, 'difference')} lie where A's choice was close, at a margin"
+            f" under {figure(reached['below'])}."
+        )
+    ]
+
+
+def _what_was_left_out(report: ComparisonReport) -> list[str]:
+    parts = []
+    sides = [("A", report["a"])] + ([] if report["b"] is None else [("B", report["b"])])
+    for name, side in sides:
+        kinds = (
+            (side["unmatched"], "seen once" if report["b"] is None else "without a partner"),
+            (side["duplicates"], "seen again"),
+            (side["faulty_rows"], "faulty"),
+            (side["keyless_rows"], "without a content key"),
+            (side["unreadable_records"], "unreadable records"),
+        )
+        told = ", ".join(f"{count(number)} {what}" for number, what in kinds if number)
+        if told:
+            parts.append(f"{name}: {told}")
+    if report["other_content"]:
+        parts.append(f"{count(report['other_content'])} pairs hold other tokens")
+    return [f"Left out: {'; '.join(parts)}."] if parts else []
+
+
+def _limit(limit: LimitReport) -> str:
+    verdict = "Met" if limit["met"] else "Not met"
+    chance = "; more requests are needed to be sure" if limit["within_chance"] else ""
+    return (
+        f"{verdict}: {limit['name']}, {fine_percent(limit['value'])} where at least"
+        f" {fine_percent(limit['limit'])} is asked for{chance}."
+    )
