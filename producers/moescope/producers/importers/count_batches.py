@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moescope.producers.importers.identity import ImportIdentity
 
 LARGEST_TOKENS = 2**31 - 1
-_BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 20
 _BYTES_PER_COUNT = 4
 
 
@@ -45,8 +45,8 @@ class CountPiece:
 class CountBatches:
     """Batches of pieces of one shape, in order. A piece is a request and a task of its own.
 
-    No token windows form of them: the tokens of a piece lie before the known start of their
-    phase, or in a phase whose start is not known.
+    No token windows form of them: the start of their phase is not known, or said to be where they
+    end.
 
     Attributes:
         layers: Decoder-layer indices, ascending.
@@ -76,7 +76,7 @@ class CountBatches:
 
     def _cuts(self) -> Iterator[tuple[int, int]]:
         """At most 1 MiB, and pieces with and without steps apart."""
-        most = max(1, _BATCH_BYTES // (len(self.layers) * self.experts * _BYTES_PER_COUNT))
+        most = max(1, BATCH_BYTES // (len(self.layers) * self.experts * _BYTES_PER_COUNT))
         begin = 0
         borders = [
             place
@@ -94,8 +94,8 @@ class CountBatches:
         starts = np.full((size, len(Phase)), NO_START, np.int32)
         tokens = np.array([piece.tokens for piece in pieces], np.int32)
         phases = np.array([piece.phase for piece in pieces], np.uint8)
-        trained = phases == Phase.TRAIN
-        starts[trained, Phase.TRAIN] = tokens[trained]
+        for phase in (Phase.PREFILL, Phase.TRAIN):
+            starts[phases == phase, phase] = tokens[phases == phase]
         steps = np.array([piece.step for piece in pieces], np.int64)
         return RoutingBatch(
             header=BatchHeader(

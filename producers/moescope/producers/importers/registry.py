@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Final
 from moescope.producers.importers.counts_json import COUNTS_JSON
 from moescope.producers.importers.errors import ImportFormatError
 from moescope.producers.importers.jsonl import JSONL
+from moescope.producers.importers.megatron_counts import MEGATRON_COUNTS
+from moescope.producers.importers.megatron_trace import MEGATRON_TRACE
 from moescope.producers.importers.sglang_meta import SGLANG_META
 from moescope.producers.importers.sglang_records import SGLANG_RECORDS
 from moescope.producers.importers.vllm_routes import VLLM_ROUTES
@@ -17,7 +19,16 @@ if TYPE_CHECKING:
     from moescope.producers.importers.format import ImportFormat
 
 FORMATS: Final[Mapping[str, ImportFormat]] = {
-    known.name: known for known in (JSONL, VLLM_ROUTES, SGLANG_META, SGLANG_RECORDS, COUNTS_JSON)
+    known.name: known
+    for known in (
+        JSONL,
+        VLLM_ROUTES,
+        SGLANG_META,
+        SGLANG_RECORDS,
+        MEGATRON_TRACE,
+        MEGATRON_COUNTS,
+        COUNTS_JSON,
+    )
 }
 
 

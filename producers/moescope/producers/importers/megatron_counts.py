@@ -1,0 +1,335 @@
+"""Megatron-LM's tokens per expert of each step, rank by rank."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moescope.core.batch_checks import MAX_TOP_K
+from moescope.core.vocabulary import MAX_EXPERTS, Phase
+from moescope.producers.importers.count_batches import LARGEST_TOKENS, CountBatches, CountPiece
+from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
+from moescope.producers.importers.format import ImportFormat, ParsedFile
+from moescope.producers.importers.json_values import as_integer
+from moescope.producers.importers.megatron_ranks import (
+    LARGEST_RANK,
+    LARGEST_STEP,
+    STAGE_STARTS,
+    WORLD_SIZE,
+    RouterName,
+    Stages,
+    in_file,
+    layers_of,
+    read_records,
+    router_of,
+)
+from moescope.producers.importers.options import (
+    EXPERTS,
+    MAX_REJECTED,
+    MODEL,
+    REVISION,
+    SCENE,
+    Option,
+    choice,
+    integer,
+)
+from moescope.producers.importers.source_files import files_of_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from moescope.producers.importers.identity import ImportIdentity
+    from moescope.producers.importers.report import Rejects
+
+FILES = "rank*.jsonl*"
+_RANK = re.compile(r"rank([0-9]{1,7})\.jsonl")
+OPTIONS = (
+    EXPERTS,
+    Option("top_k", integer(1, MAX_TOP_K), None, "Experts per token; counts do not tell it."),
+    Option(
+        "expert_parallel",
+        integer(1, LARGEST_RANK),
+        1,
+        "Ranks that share the experts of a layer: each counts its own only.",
+    ),
+    Option(
+        "expert_tensor_parallel",
+        integer(1, LARGEST_RANK),
+        1,
+        "Ranks that share each expert: all of them count the same.",
+    ),
+    Option(
+        "tokens",
+        integer(1, LARGEST_TOKENS),
+        None,
+        "Tokens of a step in one group of expert-parallel ranks. By default the total of a layer / "
+        "k; given, layers whose counts do not add up to it are suspicious, not rejected.",
+    ),
+    Option(
+        "recomputed",
+        choice({"yes": True, "no": False}),
+        False,  # noqa: FBT003 (a default)
+        "yes counts each micro-batch once that activation recomputation made the run count twice.",
+    ),
+    STAGE_STARTS,
+    WORLD_SIZE,
+    MODEL,
+    REVISION,
+    SCENE,
+    MAX_REJECTED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    file: Path
+    number: int
+    rank: int
+    step: int
+    router: RouterName
+    batches: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Step:
+    """Counts of one step in one group of expert-parallel ranks.
+
+    Attributes:
+        parts: Counts of a rank's own experts, by router and place in the group.
+    """
+
+    first: _Line
+    parts: dict[tuple[RouterName, int], NDArray[np.int64]] = field(default_factory=dict)
+
+
+def parse(
+    path: Path,
+    identity: ImportIdentity,
+    options: Mapping[str, Any],
+    rejects: Rejects,
+    on_line: Callable[[int], None],
+) -> ParsedFile:
+    """Read a rank's file, or those of all; see `docs/reference/importers/megatron-counts.md`.
+
+    Raises:
+        ImportFormatError: Experts or k are not given, or nothing can be used.
+    """
+    if options["experts"] is None or options["top_k"] is None:
+        raise ImportFormatError(
+            f"Experts per layer and per token are not known for {path}.",
+            why="A rank counts its own experts only, and counts do not tell k.",
+            next_step="Give --num-experts and --moe-router-topk, for example -o experts=64 "
+            "-o top_k=8.",
+        )
+    lines = []
+    for file, number, record in read_records(files_of_run(path, FILES), rejects, on_line):
+        try:
+            lines.append(_line(file, number, record, options))
+        except RejectedLineError as error:
+            rejects.add(number, in_file(error, file))
+    notes: list[str] = []
+    suspicious: Counter[str] = Counter()
+    _look_for_recomputation(lines, options, suspicious, notes)
+    steps = _steps(lines, options, rejects, path)
+    parts: list[CountBatches] = []
+    for is_draft in (False, True):
+        some = {key: step for key, step in steps.items() if key[0] is is_draft}
+        first = sum(len(part) for part in parts)
+        parts += _batches(
+            some, identity, options, rejects, suspicious=suspicious, first_sequence=first
+        )
+    pieces = [piece for part in parts for piece in part.pieces]
+    if not pieces:
+        raise ImportFormatError(
+            f"No step of {path} can be imported.",
+            why=str(rejects.first[0]) if rejects.first else "It has no counts.",
+            next_step="Give the files of all ranks (their folder tokens_per_expert), and check "
+            "-o expert_parallel=… and -o stage_starts=…",
+        )
+    notes.append("Counts have no positions and no times: they form step and task windows only.")
+    return ParsedFile(
+        batches=[batch for part in parts for batch in part],
+        rows=sum(piece.tokens for piece in pieces),
+        requests=len(pieces),
+        suspicious=suspicious,
+        notes=tuple(notes),
+    )
+
+
+def _line(file: Path, number: int, record: dict[str, Any], options: Mapping[str, Any]) -> _Line:
+    named = _RANK.search(file.name)
+    if named is None:
+        raise RejectedLineError("a file that is not called rank<number>.jsonl")
+    rank = int(named[1])
+    if rank >= LARGEST_RANK:
+        raise RejectedLineError("an impossible rank", str(rank))
+    batches = _batches_of(record.get("tpe"))
+    own, shares = batches.shape[1], options["expert_parallel"]
+    if own * shares != options["experts"]:
+        raise RejectedLineError(
+            "another number of experts", f"{own} × {shares} ranks, not {options['experts']}"
+        )
+    return _Line(
+        file=file,
+        number=number,
+        rank=rank,
+        step=as_integer(record.get("iter"), "iter", LARGEST_STEP),
+        router=router_of(record),
+        batches=batches,
+    )
+
+
+def _batches_of(value: Any) -> NDArray[np.int64]:  # noqa: ANN401 (from JSON)
+    """Counts [micro-batches, experts of the rank]."""
+    if not isinstance(value, list) or not value:
+        raise RejectedLineError("no counts", "tpe is no list of lists")
+    try:
+        counts = np.array(value)
+    except (ValueError, OverflowError) as error:
+        raise RejectedLineError("ragged counts", str(error)[:200]) from error
+    is_table = counts.ndim == 2 and 1 <= counts.shape[1] <= MAX_EXPERTS  # noqa: PLR2004
+    if not is_table or not np.issubdtype(counts.dtype, np.integer):
+        raise RejectedLineError("counts that are no whole numbers", f"shape {counts.shape}")
+    if int(counts.min()) < 0 or int(counts.max()) > LARGEST_TOKENS:
+        raise RejectedLineError("counts out of range")
+    return counts.astype(np.int64)
+
+
+def _look_for_recomputation(
+    lines: list[_Line], options: Mapping[str, Any], suspicious: Counter[str], notes: list[str]
+) -> None:
+    """Say so when every micro-batch of every line is there twice."""
+    if options["recomputed"] or not lines or not all(_come_in_pairs(line) for line in lines):
+        return
+    suspicious["micro-batches counted twice"] += sum(len(line.batches) // 2 for line in lines)
+    notes.append(
+        "Every micro-batch appears twice, as with activation recomputation: -o recomputed=yes "
+        "counts it once."
+    )
+
+
+def _come_in_pairs(line: _Line) -> bool:
+    return all(times % 2 == 0 for times in Counter(map(bytes, line.batches)).values())
+
+
+def _steps(
+    lines: list[_Line], options: Mapping[str, Any], rejects: Rejects, path: Path
+) -> dict[tuple[bool, int, int], _Step]:
+    """By (draft?, step, group of ranks)."""
+    stages = Stages.of(options, max((line.rank for line in lines), default=0), path)
+    sharing, replicas = options["expert_parallel"], options["expert_tensor_parallel"]
+    steps: dict[tuple[bool, int, int], _Step] = {}
+    for line in lines:
+        try:
+            within, router = stages.place(line.rank, line.router)
+            if within % replicas:
+                continue
+            group, place = divmod(within // replicas, sharing)
+            if options["recomputed"] and not _come_in_pairs(line):
+                raise RejectedLineError("micro-batches that do not come in pairs")  # noqa: TRY301
+            key = router.head >= 0, line.step, group
+            parts = steps.setdefault(key, _Step(line)).parts
+            if (router, place) in parts:
+                raise RejectedLineError("the same step again", f"iter {line.step}")  # noqa: TRY301
+            parts[router, place] = line.batches.sum(axis=0) // (1 + options["recomputed"])
+        except RejectedLineError as error:
+            rejects.add(line.number, in_file(error, line.file))
+    return dict(sorted(steps.items(), key=lambda item: item[0]))
+
+
+def _batches(
+    steps: Mapping[tuple[bool, int, int], _Step],
+    identity: ImportIdentity,
+    options: Mapping[str, Any],
+    rejects: Rejects,
+    *,
+    suspicious: Counter[str],
+    first_sequence: int,
+) -> list[CountBatches]:
+    routers = sorted(
+        {router for step in steps.values() for router, _ in step.parts},
+        key=lambda router: (router.head, router.layer),
+    )
+    pieces = []
+    for (is_draft, number, group), step in steps.items():
+        try:
+            counts = _whole(step, routers, options["expert_parallel"])
+            tokens = _tokens(counts, options, suspicious)
+        except RejectedLineError as error:
+            rejects.add(step.first.number, in_file(error, step.first.file))
+            continue
+        pieces.append(
+            CountPiece(
+                name=f"step-{number}-group-{group}",
+                phase=Phase.DRAFT if is_draft else Phase.TRAIN,
+                tokens=tokens,
+                counts=counts.astype(np.uint32),
+                step=number,
+            )
+        )
+    if not pieces:
+        return []
+    return [
+        CountBatches(
+            pieces=pieces, identity=identity, model=options["model"],
+            revision=options["revision"], engine="megatron-lm", scene=options["scene"],
+            layers=layers_of(routers), experts=options["experts"], top_k=options["top_k"],
+            first_sequence=first_sequence,
+        )
+    ]  # fmt: skip
+
+
+def _whole(step: _Step, routers: list[RouterName], sharing: int) -> NDArray[np.int64]:
+    """Counts [L, E] of all experts."""
+    missing = defaultdict(list)
+    for router in routers:
+        for place in range(sharing):
+            if (router, place) not in step.parts:
+                missing[router.layer].append(place)
+    if missing:
+        layer, places = next(iter(missing.items()))
+        raise RejectedLineError(
+            "experts of some ranks are missing", f"layer {layer}, places {places[:8]} of {sharing}"
+        )
+    return np.stack(
+        [
+            np.concatenate([step.parts[router, place] for place in range(sharing)])
+            for router in routers
+        ]
+    )
+
+
+def _tokens(counts: NDArray[np.int64], options: Mapping[str, Any], suspicious: Counter[str]) -> int:
+    top_k: int = options["top_k"]
+    given: int | None = options["tokens"]
+    totals = counts.sum(axis=1)
+    if given is not None:
+        wrong = int((totals != given * top_k).sum())
+        if wrong:
+            suspicious["layers whose counts are not tokens × k"] += wrong
+        return given
+    tokens, rest = divmod(int(totals[0]), top_k)
+    if rest or (totals != totals[0]).any() or not 0 < tokens <= LARGEST_TOKENS:
+        raise RejectedLineError(
+            "counts that are not tokens × k at every layer",
+            f"totals {int(totals.min())} to {int(totals.max())}, k = {top_k}",
+        )
+    if int(counts.max()) > tokens:
+        raise RejectedLineError("an expert selected more often than there are tokens")
+    return tokens
+
+
+MEGATRON_COUNTS = ImportFormat(
+    "megatron-counts",
+    "Tokens per expert of Megatron-LM's steps; a folder of rank files is one run.",
+    OPTIONS,
+    parse,
+    FILES,
+)
