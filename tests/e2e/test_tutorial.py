@@ -91,6 +91,7 @@ def test_the_tutorial_shows_what_it_says(
         "how-to/run-on-one-machine.md",
         "how-to/operate-jobs.md",
         "how-to/respond-to-an-alert.md",
+        "how-to/watch-training.md",
         "explanation/path-of-a-token.md",
     ],
 )

@@ -1,0 +1,179 @@
+"""A callback for transformers' `Trainer` that records the routing of a run."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from moescope.producers.torch_probe import attach
+from moescope.producers.training.loop import TrainingLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    import torch
+
+    from moescope.producers.torch_probe import Probe
+    from moescope.producers.torch_probe.requests import RoutingSink
+
+_log = logging.getLogger("moescope.producers")
+
+
+class RoutingCallback:
+    """Records what a `Trainer`'s model routes: steps, micro-batches, sources.
+
+        recorder = mp.Recorder(…, ranks=mp.Ranks(data_parallel=rank))
+        with RoutingCallback(recorder, run="pretrain-7", source_column="source") as callback:
+            Trainer(model=model, …, callbacks=[callback]).train()
+
+    The probe is attached when training begins, and detached by `close`. The optimizer step is the
+    trainer's `global_step` while it computes the gradient; micro-batches are counted by forward
+    passes. Passes in evaluation mode are of phase `eval`; their step is the number of steps that
+    the model has behind it.
+
+    It is a `TrainerCallback` in all but its base class, which would need transformers to be
+    imported: every event that it does not know does nothing.
+
+    Args:
+        recorder: Made with `router_shape(model)`.
+        run: Name of the run, in front of request ids.
+        source_column: Name of an input with one source per sequence (texts, or numbers that become
+            texts). It is taken out before the model sees it; it needs
+            `TrainingArguments(remove_unused_columns=False)` and a collator that passes it on.
+        rank: Of this process among those that compute different sequences.
+        weights: Whether routing weights are recorded.
+        scores: Whether router entropy and margin are recorded.
+    """
+
+    def __init__(
+        self,
+        recorder: RoutingSink,
+        *,
+        run: str,
+        source_column: str = "",
+        rank: int = 0,
+        weights: bool = False,
+        scores: bool = True,
+    ) -> None:
+        self._recorder = recorder
+        self._run = run
+        self._rank = rank
+        self._source_column = source_column
+        self._weights = weights
+        self._scores = scores
+        self._step = 0
+        self._micro_batch = 0
+        self._pass = ExitStack()
+        self._attached = ExitStack()
+        self._has_complained = False
+        self._loop: TrainingLoop | None = None
+        self.probe: Probe | None = None
+
+    def on_init_end(self, _args: object, _state: object, _control: object, **known: Any) -> None:  # noqa: ANN401
+        """The trainer has its model."""
+        self._attach(known["model"])
+
+    def on_train_begin(self, _args: object, state: Any, _control: object, **known: Any) -> None:  # noqa: ANN401
+        """The trainer may have got this callback later."""
+        self._attach(known["model"])
+        self._step = int(state.global_step)
+
+    def on_step_begin(self, _args: object, state: Any, _control: object, **_known: object) -> None:  # noqa: ANN401
+        """An optimizer step begins."""
+        self._step = int(state.global_step)
+        self._micro_batch = 0
+
+    def on_step_end(self, _args: object, state: Any, _control: object, **_known: object) -> None:  # noqa: ANN401
+        """What is evaluated from now on is the model after so many steps."""
+        self._step = int(state.global_step)
+
+    def close(self) -> None:
+        """Detach: the model is as it was before."""
+        self._pass.close()
+        self._attached.close()
+        self.probe = self._loop = None
+
+    def __enter__(self) -> Self:
+        """The callback itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Events that need nothing done."""
+        if not name.startswith("on_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return _ignore
+
+    def _attach(self, model: torch.nn.Module) -> None:
+        if self.probe is not None:
+            return
+        before = model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
+        self._attached.callback(before.remove)
+        probe = attach(model, self._recorder, weights=self._weights, scores=self._scores)
+        self.probe = self._attached.enter_context(probe)
+        self._loop = TrainingLoop(self.probe, run=self._run, rank=self._rank)
+        # After the probe's own hook: the pass is recorded before its labels are gone.
+        after = model.register_forward_hook(self._after, always_call=True)
+        self._attached.callback(after.remove)
+
+    def _before(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        inputs: dict[str, Any],
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sources = inputs.pop(self._source_column, None) if self._source_column else None
+        try:
+            self._pass.close()
+            if self._loop is not None:
+                self._begin(
+                    self._loop, _rows(args, inputs), _texts(sources), is_training=model.training
+                )
+        except Exception as error:  # noqa: BLE001 - training comes first
+            if not self._has_complained:
+                self._has_complained = True
+                _log.warning("A training pass is not recorded (said once): %s", error)
+        return args, inputs
+
+    def _begin(
+        self, loop: TrainingLoop, rows: int, sources: list[str] | None, *, is_training: bool
+    ) -> None:
+        if is_training:
+            labels = loop.micro_batch(
+                self._step, sources=sources, rows=rows, micro_batch=self._micro_batch
+            )
+            self._micro_batch += 1
+        else:
+            labels = loop.evaluation(self._step, sources=sources, rows=rows)
+        self._pass.enter_context(labels)
+
+    def _after(self, _model: object, _args: object, _output: object) -> None:
+        try:
+            self._pass.close()
+        except Exception as error:  # noqa: BLE001 - training comes first
+            _log.warning("The end of a training pass is not recorded: %s", error)
+
+
+def _ignore(*_args: object, **_known: object) -> None:
+    return None
+
+
+def _rows(args: tuple[Any, ...], inputs: dict[str, Any]) -> int:
+    computed = args[0] if args else inputs.get("input_ids")
+    return len(inputs["inputs_embeds"] if computed is None else computed)
+
+
+def _texts(sources: Any) -> list[str] | None:  # noqa: ANN401 - a list, an array or a tensor
+    if sources is None:
+        return None
+    return [str(each) for each in (sources.tolist() if hasattr(sources, "tolist") else sources)]
