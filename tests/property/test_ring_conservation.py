@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.rings import (
+    EXPERTS,
     START_US,
     assert_dense,
     ids_of,
@@ -35,6 +36,8 @@ STEPS = st.lists(
         st.tuples(st.just("restart engine"), st.booleans()),
         st.tuples(st.just("wait"), st.integers(0, 1_500)),
         st.tuples(st.just("flood"), st.integers(20, 40)),
+        st.tuples(st.just("place"), st.integers(1, 4)),
+        st.tuples(st.just("miss"), st.integers(1, 9), st.sampled_from(["kernel", "layout"])),
     ),
     min_size=1,
     max_size=15,
@@ -50,7 +53,9 @@ class Fleet:
         self.clock = ManualClock(START_US)
         self.recorder = small_recorder(folder, clock=self.clock)
         self.agent = self.new_agent()
-        self.recorded: dict[int, tuple[str, int]] = {}
+        self.recorded: dict[int, tuple[str, int, int]] = {}
+        self.version = 0
+        self.missed = 0
         self.positions = dict.fromkeys(REQUESTS, 0)
 
     def new_agent(self) -> Agent:
@@ -64,7 +69,7 @@ class Fleet:
         positions = []
         for offset, name in enumerate(names):
             positions.append(self.positions[name])
-            self.recorded[start + offset] = (name, self.positions[name])
+            self.recorded[start + offset] = (name, self.positions[name], self.version)
             self.positions[name] += 1
         serials = range(start, start + len(names))
         self.recorder.record(
@@ -91,6 +96,17 @@ class Fleet:
         self.clock.sleep(0.01)
         self.recorder = small_recorder(self.folder, clock=self.clock)
         self.positions = dict.fromkeys(REQUESTS, 0)
+        self.version = 0
+
+    def place(self, ranks: int) -> None:
+        """Experts move: rows from now on come under another version."""
+        self.version += 1
+        assert self.recorder.set_placement(np.arange(EXPERTS) % ranks, self.version)
+
+    def miss(self, rows: int, reason: str) -> None:
+        """Nobody saw some rows."""
+        self.missed += rows
+        self.recorder.miss(rows, reason)
 
     def flood(self, calls: int) -> None:
         """More than the ring holds."""
@@ -108,6 +124,8 @@ class Fleet:
             "restart engine": self.restart_engine,
             "wait": lambda milliseconds: self.clock.sleep(milliseconds / 1_000),
             "flood": self.flood,
+            "place": self.place,
+            "miss": self.miss,
         }
         happen[kind](*arguments)
 
@@ -117,11 +135,12 @@ class Fleet:
 def test_every_row_is_shipped_once_or_counted_as_lost(
     steps: list[tuple[Any, ...]],
 ) -> None:
-    """Recorded = shipped + reported lost, whatever happens in which order."""
+    """Recorded = shipped + reported lost, each under its terms, whatever happens in which order."""
     with tempfile.TemporaryDirectory() as name:
         fleet = Fleet(Path(name))
         for step in steps:
             fleet.step(*step)
+        fleet.recorder.close()  # so that counts without rows are told now
         fleet.agent.drain()
         batches = logged(fleet.root)
         rows = [row for row in rows_of(batches) if not row.is_context]
@@ -129,10 +148,11 @@ def test_every_row_is_shipped_once_or_counted_as_lost(
         assert len(set(serials)) == len(serials)
         assert len(serials) + lost_rows(batches) == len(fleet.recorded)
         for row in rows:
-            assert (row.request, row.position) == fleet.recorded[row.serial]
+            version = batches[row.batch].batch.header.expert_map_version
+            assert (row.request, row.position, version) == fleet.recorded[row.serial]
+        assert sum(entry.batch.header.drops.unseen_rows for entry in batches) == fleet.missed
         assert_dense(batches)
         for entry in batches:
             times = [row.event_time_us for row in rows_of([entry]) if not row.is_context]
             assert not times or max(times) - min(times) <= 1_000_000
         fleet.agent.close()
-        fleet.recorder.close()

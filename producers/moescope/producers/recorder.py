@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 INTERNAL_ERRORS_ALLOWED: Final = 8
 
+_MOST_ROWS: Final = 2**40
+"""A larger number told by `miss` is no number of rows."""
+
 _log = logging.getLogger("moescope.producers")
 
 
@@ -343,12 +346,12 @@ class Recorder:
             return
         try:
             rows = int(rows)
-            if rows > 0:
+            if 0 < rows < _MOST_ROWS:
                 self._books.add(unseen=rows)
                 reason = plain_reason(reason)
                 self._complaints.say_once(f"unseen rows: {reason}")
                 self._terms.tell_unseen(reason, self._clock.monotonic())
-        except (AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
             self._complaints.say_once(f"miss: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)

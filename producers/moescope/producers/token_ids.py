@@ -76,10 +76,11 @@ class KeyedHash:
             return self._without_table(ids)
         table = self._table
         if largest < len(table):
-            hashes = table[ids]
+            hashes: NDArray[np.uint64] = table[ids]
             if np.all(hashes != _UNKNOWN):
                 return hashes
-        return self._learn(ids, largest)[ids]
+        learnt: NDArray[np.uint64] = self._learn(ids, largest)[ids]
+        return learnt
 
     def _learn(self, ids: NDArray[Any], largest: int) -> NDArray[np.uint64]:
         with self._lock:

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from support.rings import START_US, ids_of, logged, small_recorder
+
+from moescope.core.batchlog import WriterSettings
+from moescope.core.clock import ManualClock, SystemClock
+from moescope.core.errors import SettingsError
+from moescope.core.vocabulary import Fidelity
+from moescope.producers.agent import Agent, AgentSettings
+from moescope.producers.recording.budget import PERIOD_SECONDS, Budget, Rung, ladder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FULL = ladder(Fidelity.FULL, 1.0)
+
+
+class Load:
+    """An engine whose recording costs a share of its time that depends on the rung."""
+
+    def __init__(self, allowed: float, cost_of_all: float) -> None:
+        self.now = 1_000.0
+        self.budget = Budget(allowed, FULL, self.now)
+        self.cost_of_all = cost_of_all
+        self.seen: list[tuple[float, Rung]] = [(self.now, self.budget.rung)]
+
+    def run(self, seconds: float) -> None:
+        """Let it run, looking once a second."""
+        for _ in range(int(seconds)):
+            rung = self.budget.rung
+            share = 0.0 if rung.is_paused else self.cost_of_all * rung.sampling_ratio
+            self.budget.spent += share
+            self.now += 1.0
+            if self.budget.judge(self.now):
+                self.seen.append((self.now, self.budget.rung))
+
+    def time_at(self, rung: Rung) -> float:
+        """Seconds that it spent on a rung so far."""
+        ends = [began for began, _ in self.seen[1:]] + [self.now]
+        return sum(
+            end - began for (began, each), end in zip(self.seen, ends, strict=True) if each == rung
+        )
+
+
+def test_the_ladder_goes_from_all_to_nothing() -> None:
+    """Fewer requests, then counts of all, then nothing: in this order from where one begins."""
+    assert [(rung.fidelity.name, rung.sampling_ratio, rung.is_paused) for rung in FULL] == [
+        ("FULL", 1.0, False),
+        ("SAMPLED", 0.5, False),
+        ("SAMPLED", 0.25, False),
+        ("SAMPLED", 0.125, False),
+        ("COUNTS", 1.0, False),
+        ("COUNTS", 1.0, True),
+    ]
+    assert [rung.sampling_ratio for rung in ladder(Fidelity.SAMPLED, 0.5)][:3] == [0.5, 0.25, 0.125]
+    assert [rung.is_paused for rung in ladder(Fidelity.COUNTS, 1.0)] == [False, True]
+
+
+def test_within_the_budget_nothing_changes() -> None:
+    """Recording that is cheap enough is left alone."""
+    load = Load(allowed=0.01, cost_of_all=0.009)
+    load.run(10_000)
+    assert len(load.seen) == 1
+
+
+def test_over_the_budget_less_is_recorded_and_stays_so() -> None:
+    """It settles on the first rung that fits, and does not swing: a trial waits ever longer."""
+    load = Load(allowed=0.01, cost_of_all=0.03)
+    load.run(4 * 3_600)
+    assert load.time_at(FULL[2]) > 0.95 * 4 * 3_600
+    assert load.budget.rung in {FULL[1], FULL[2]}
+    assert len(load.seen) < 20
+
+
+def test_more_is_recorded_again_when_there_is_time_again() -> None:
+    """A peak that has passed leaves no trace."""
+    load = Load(allowed=0.01, cost_of_all=0.2)
+    load.run(60)
+    assert load.budget.rung.is_paused or load.budget.rung.fidelity is Fidelity.COUNTS
+    load.cost_of_all = 0.001
+    load.run(3_600)
+    assert load.budget.rung == FULL[0]
+    assert not load.budget.is_reduced
+
+
+def test_a_single_call_does_not_change_anything() -> None:
+    """Shares are of periods, smoothed: a short peak between cheap periods is no reason."""
+    load = Load(allowed=0.01, cost_of_all=0.001)
+    load.run(50)
+    load.budget.spent += 0.018 * PERIOD_SECONDS
+    load.run(50)
+    assert len(load.seen) == 1
+
+
+def test_a_recorder_over_its_budget_says_so(tmp_path: Path) -> None:
+    """Each step is in the header of the batches behind it, with the reason; rows stay right."""
+    clock = ManualClock(START_US)
+    with (
+        small_recorder(tmp_path, clock=clock, cpu_budget=0.01) as recorder,
+        Agent(
+            tmp_path, tmp_path / "log", clock=clock,
+            settings=AgentSettings(log=WriterSettings(durability="none")),
+        ) as agent,
+    ):  # fmt: skip
+        names = [f"request-{number}" for number in range(64)]
+        offered = 0
+        for second in range(40):
+            recorder.record(names, np.full(64, second), ids_of(range(64)), "decode")
+            offered += 64
+            recorder.spend(0.5)
+            agent.run_once(flush=True)
+            clock.sleep(1.0)
+        agent.drain()
+        counters = recorder.counters()
+    headers = [entry.batch.header for entry in logged(tmp_path / "log")]
+    steps = list(dict.fromkeys((header.fidelity.name, header.sampling_ratio) for header in headers))
+    assert steps == [
+        ("FULL", 1.0), ("SAMPLED", 0.5), ("SAMPLED", 0.25), ("SAMPLED", 0.125), ("COUNTS", 1.0),
+    ]  # fmt: skip
+    for header in headers:
+        reduced = header.fidelity is not Fidelity.FULL
+        assert header.labels.get("fidelity_reason") == ("budget" if reduced else None)
+    assert headers[-1].labels["unseen_reason"] == "budget"
+    assert sum(header.drops.unseen_rows for header in headers) == counters.unseen_rows > 0
+    assert counters.disabled == "budget"
+    assert counters.recorded_rows + counters.unsampled_rows + counters.unseen_rows == offered
+
+
+class FastClock(SystemClock):
+    """The machine's clock, two hundred times as fast: shares of time are what they are."""
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return super().monotonic() * 200
+
+
+def test_a_recorder_measures_its_own_time(tmp_path: Path) -> None:
+    """An engine that does nothing but record is over any budget, and can ask for all again."""
+    with small_recorder(tmp_path, clock=FastClock(), cpu_budget=0.01) as recorder:
+        position = 0
+        while recorder.fidelity is Fidelity.FULL:
+            recorder.record("a", np.array([position]), ids_of([position]), "decode")
+            position += 1
+        reduced = recorder.profile
+        assert recorder.set_fidelity("full")
+        restored = recorder.profile
+    assert (reduced.fidelity, reduced.labels) == (Fidelity.SAMPLED, {"fidelity_reason": "budget"})
+    assert (restored.fidelity, restored.labels) == (Fidelity.FULL, {})
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5, "much", True, float("nan")])
+def test_a_wrong_budget_is_refused(tmp_path: Path, share: float) -> None:
+    """A budget that is no share is an error at the start."""
+    with pytest.raises(SettingsError, match="cpu_budget"):
+        small_recorder(tmp_path, cpu_budget=share)
