@@ -53,7 +53,7 @@ def pickled(  # noqa: PLR0911 (one return per type)
         return b"K" + bytes([value])
     if -(2**31) <= value < 2**31:
         return b"J" + struct.pack("<i", value)
-    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
+    return b"\x8a\x08" + struct.pack("<q", value)
 
 
 def write_tensors(
