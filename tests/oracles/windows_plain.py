@@ -10,6 +10,7 @@ import math
 import struct
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Row(NamedTuple):
     bits: int = 8
     entropy: tuple[int, ...] = ()
     margin: tuple[int, ...] = ()
+    pass_id: int | None = None
 
 
 class Record(NamedTuple):
@@ -237,6 +239,7 @@ class Partition:
         self._similarity_open: dict[tuple[Lane, int, int], list[Accepted]] = {}
         self.declared = [(size, stride or size) for size, stride in token_windows]
         self.accepted: list[Accepted] = []
+        self.executed: list[Accepted] = []
         self.windows: list[TokenWindow] = []
         self.accounts: list[Account] = []
         self.watermarks = Watermarks()
@@ -270,6 +273,13 @@ class Partition:
         account.accepted = len(accepted)
         account.suspicious = sum(not good for one in accepted for good in one.good)
         self.accepted += accepted
+        rest = [
+            Accepted(row, record.node, record.lane, [True] * record.lane.layers)
+            for row in record.rows
+            if _is_skipped(row) and not row.flags & PADDING
+        ]
+        gate(rest, record)
+        self.executed += rest
         self.watermarks.show(record)
         self._by_watermark(self.watermarks.partition)
         for key in list(self._similarity_open):
@@ -633,6 +643,44 @@ def time_windows(
         for start in range(newest, pane - size, -slide):
             for kind, value in scopes:
                 found[one.lane, one.row.phase, kind, value, start].append(one)
+    return found
+
+
+def passes_of(
+    accepted: Sequence[Accepted], executed: Sequence[Accepted], step_pane: int
+) -> dict[tuple[str, Lane, int, str, str, int], list[list[int]]]:
+    """Imbalances of each pass by layer, in steps of 2^-20, of each pane's passes.
+
+    Args:
+        accepted: Accepted rows; they say which phases a pass is of.
+        executed: Rows that were computed, too.
+        step_pane: Steps of a step pane.
+
+    Returns:
+        By (time or step, lane, phase, scope kind, scope value, start of the pane): per layer the
+        imbalance of each pass that has a sound row there.
+    """
+    passes: dict[tuple[Lane, str, int, int], list[Accepted]] = defaultdict(list)
+    for one in (*accepted, *executed):
+        if one.row.time is not None and one.row.pass_id is not None:
+            passes[one.lane, one.node, one.row.time, one.row.pass_id].append(one)
+    is_accepted = {id(one) for one in accepted}
+    found: dict[tuple[str, Lane, int, str, str, int], list[list[int]]] = {}
+    for (lane, node, time, _), rows in passes.items():
+        panes = [("time", "all", "", time // SECOND * SECOND)]
+        panes.append(("time", "node", node, panes[0][-1]))
+        steps = [one.row.step for one in rows if one.row.step is not None]
+        if steps:
+            panes.append(("step", "all", "", max(steps) // step_pane * step_pane))
+        for phase in {one.row.phase for one in rows if id(one) in is_accepted}:
+            for kind, scope, value, start in panes:
+                sums = found.setdefault(
+                    (kind, lane, phase, scope, value, start), [[] for _ in range(lane.layers)]
+                )
+                for layer, counts in enumerate(counts_of(rows, lane)):
+                    if sum(counts):
+                        uneven = Fraction(max(counts) * lane.experts, sum(counts))
+                        sums[layer].append(math.floor(uneven * 2**20))
     return found
 
 

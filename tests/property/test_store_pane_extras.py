@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from moescope.core.emission import LaneKey, SharedDelta
 from moescope.core.errors import InternalError
-from moescope.core.router_sums import LAGS, LagSums, PositionCounts, SimilaritySums
+from moescope.core.router_sums import LAGS, LagSums, PassSums, PositionCounts, SimilaritySums
 from moescope.core.vocabulary import ScopeKind, WindowKind
 from moescope.storage.extras_codec import decode_extras, encode_extras
 
@@ -42,7 +42,13 @@ SIMILARITY = st.builds(
 LAG_SUMS = st.builds(LagSums, overlap=whole(LAYERS, LAGS), pairs=whole(LAYERS, LAGS))
 
 
-def delta(**parts: PositionCounts | SimilaritySums | LagSums | None) -> SharedDelta:
+PASS_SUMS = st.builds(
+    PassSums, passes=whole(LAYERS), imbalance=whole(LAYERS), largest=whole(LAYERS)
+)
+Part = PositionCounts | SimilaritySums | LagSums | PassSums
+
+
+def delta(**parts: Part | None) -> SharedDelta:
     """A time pane with these parts."""
     return SharedDelta(
         lane=LANE, phase="decode", kind=WindowKind.TIME, scope_kind=ScopeKind.ALL, scope_value="",
@@ -51,7 +57,7 @@ def delta(**parts: PositionCounts | SimilaritySums | LagSums | None) -> SharedDe
     )  # fmt: skip
 
 
-def plain(part: PositionCounts | SimilaritySums | LagSums | None) -> object:
+def plain(part: Part | None) -> object:
     """Values of a part as lists, with their shape and type."""
     if part is None:
         return None
@@ -64,12 +70,16 @@ def plain(part: PositionCounts | SimilaritySums | LagSums | None) -> object:
 @settings(max_examples=40)
 @given(
     has=st.none() | positions(), similar=st.none() | SIMILARITY, lags=st.none() | LAG_SUMS,
+    passes=st.none() | PASS_SUMS,
 )  # fmt: skip
 def test_extras_are_read_back_as_they_were(
-    has: PositionCounts | None, similar: SimilaritySums | None, lags: LagSums | None
+    has: PositionCounts | None,
+    similar: SimilaritySums | None,
+    lags: LagSums | None,
+    passes: PassSums | None,
 ) -> None:
     """Every combination of parts, and values of every size."""
-    parts = {"positions": has, "similarity": similar, "lags": lags}
+    parts = {"positions": has, "similarity": similar, "lags": lags, "passes": passes}
     blob = encode_extras(delta(**parts))
     assert (blob is None) == (not any(parts.values()))
     found = decode_extras(blob, LANE)

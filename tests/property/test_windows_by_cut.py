@@ -53,6 +53,7 @@ def test_windows_do_not_depend_on_the_cut(plan: Plan) -> None:
         assert other.positions == first.positions
         assert other.lags == first.lags
         assert other.similarity == first.similarity
+        assert other.passes == first.passes
         assert other.histograms == first.histograms
         assert other.references == first.references
 
@@ -73,6 +74,7 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
     assert found.positions == expected.positions
     assert found.lags == expected.lags
     assert found.similarity == expected.similarity
+    assert found.passes == expected.passes
     assert {offset: _row_counts(a) for offset, a in found.accounts.items()} == expected.accounts
     _check_values(found, expected)
     _check_histograms(found)

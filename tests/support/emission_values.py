@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from moescope.core import emission as em
+from moescope.core.batch import Placement
 from moescope.core.exceedance import Exceedance, ExceedanceKey
-from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
 from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ SIMILARITY = st.builds(
     requests=INTEGERS, left_out=INTEGERS,
 )  # fmt: skip
 LAGS = st.none() | st.builds(LagSums, INTEGERS, INTEGERS)
+PASSES = st.none() | st.builds(PassSums, INTEGERS, INTEGERS, INTEGERS)
+PLACEMENT = st.builds(Placement, version=WHOLE, rank_of=array_of("u2"), ranks=WHOLE)
 SCENES = st.dictionaries(TEXTS, WHOLE, max_size=2)
 GROUPS = st.builds(
     em.WindowGroup, lane=LANES, phase=TEXTS, kind=KINDS, size=WHOLE, stride=WHOLE,
@@ -59,6 +62,7 @@ GROUPS = st.builds(
     row_version=array_of("i4"), counts=COUNTS, dropped=BITS, trailing=st.none() | INTEGERS,
     trailing_id=TEXTS, scene_tokens=few(SCENES), router=st.none() | INTEGERS,
     positions=few(POSITIONS), similarity=few(few(SIMILARITY)), lags=few(LAGS),
+    passes=few(PASSES), placement=st.none() | PLACEMENT, placement_id=TEXTS,
 )  # fmt: skip
 EXCEEDANCES = st.dictionaries(
     st.builds(ExceedanceKey, LANES, TEXTS, TEXTS, WHOLE, WHOLE, TEXTS, TEXTS, TEXTS, WHOLE, TEXTS),
@@ -84,7 +88,7 @@ DELTAS = st.builds(
     pane=WHOLE, counts=COUNTS, dropped=BITS, seen=WHOLE, task=TEXTS, lost=WHOLE,
     unknown_gap=st.booleans(), first_time_us=WHOLE, last_time_us=WHOLE, request_gaps=INTEGERS,
     requests=WHOLE, scene_tokens=SCENES, last_of_task=st.booleans(), router=st.none() | INTEGERS,
-    positions=POSITIONS, similarity=st.none() | SIMILARITY, lags=LAGS,
+    positions=POSITIONS, similarity=st.none() | SIMILARITY, lags=LAGS, passes=PASSES,
 )  # fmt: skip
 BATCHES = st.builds(
     em.BatchAccount, partition=TEXTS, offset=WHOLE, append_time_us=WHOLE, node=TEXTS,
@@ -92,7 +96,7 @@ BATCHES = st.builds(
     record_bytes=WHOLE, rows=WHOLE, accepted_rows=WHOLE, context_rows=WHOLE, padding_rows=WHOLE,
     recomputed_rows=WHOLE, stale_rows=WHOLE, late_rows=WHOLE, uncounted_phase_rows=WHOLE,
     suspicious_pairs=WHOLE, lost_rows=WHOLE, rejected_rows=WHOLE, verdict=TEXTS,
-    reasons=few(TEXTS),
+    reasons=few(TEXTS), unseen_rows=WHOLE,
 )  # fmt: skip
 PROGRESS = st.builds(
     em.PartitionProgress, partition=TEXTS, domain=TEXTS, emitted_to=WHOLE, replay_from=WHOLE,
@@ -113,6 +117,12 @@ EMISSIONS = st.builds(
         st.builds(
             em.TrailingReference, reference_id=TEXTS, lane=LANES, phase=TEXTS, partition=TEXTS,
             effective_from_us=WHOLE, counts=INTEGERS,
+        )
+    ),
+    placements=few(
+        st.builds(
+            em.PlacementNotice, lane=LANES, node=TEXTS, effective_from_us=WHOLE,
+            placement=PLACEMENT,
         )
     ),
     nodes=few(

@@ -22,6 +22,7 @@ from oracles.windows_plain import (
     counts_of,
     exponent,
     lags_of,
+    passes_of,
     positions_of,
     router_of,
     rows_closed_per_minute,
@@ -57,6 +58,7 @@ class Expected:
     positions: dict[Key, Value]
     lags: dict[Key, Value]
     similarity: dict[Key, Value]
+    passes: dict[Key, Value]
 
 
 def read(records: Sequence[Record], config: WindowConfig) -> Partition:
@@ -92,6 +94,7 @@ def expected_outcome(records: Sequence[Record], config: WindowConfig) -> Expecte
     return Expected(
         token, _panes(partition.accepted, config), accounts, dead, partition, references,
         *_profiles(partition.accepted, config), _similarity(partition, config),
+        _passes(partition, config),
     )  # fmt: skip
 
 
@@ -112,6 +115,17 @@ def _profiles(
         if any(pairs for layer in sums for _, pairs in layer):
             lags[key] = nested_pairs(sums)
     return positions, lags
+
+
+def _passes(partition: Partition, config: WindowConfig) -> dict[Key, Value]:
+    """Passes, sum and greatest of their imbalances, per pane and layer."""
+    found = passes_of(partition.accepted, partition.executed, config.step_pane)
+    return {
+        (kind, lane.revision, PHASE_NAMES[phase], scope, value, start): tuple(
+            (len(each), sum(each), max(each, default=0)) for each in layers
+        )
+        for (kind, lane, phase, scope, value, start), layers in found.items()
+    }
 
 
 def _similarity(partition: Partition, config: WindowConfig) -> dict[Key, Value]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from moescope.core.emission import Emission, LaneKey, SharedDelta
+    from moescope.core.router_sums import PassSums
     from moescope.processors.config import WindowConfig
     from moescope.processors.sources.protocol import SourceRecord
 
@@ -74,6 +75,7 @@ class Outcome:
         values: Metric values (bytes) by the same tuples.
         panes: Sums per (kind, lane, phase, scope kind, scope value, task, pane).
         positions, lags, similarity: Sums of time panes per (lane, phase, start).
+        passes: Per (kind, lane, phase, scope kind, scope value, start).
         histograms: int64 [M, L, slots] by key, as bytes; references: counts by id.
         accounts, dead_letters: By offset.
         letter_counts: Records, kept and bytes per reason, by (what, reason).
@@ -85,6 +87,7 @@ class Outcome:
     positions: dict[Key, Value] = field(default_factory=dict)
     lags: dict[Key, Value] = field(default_factory=dict)
     similarity: dict[Key, Value] = field(default_factory=dict)
+    passes: dict[Key, Value] = field(default_factory=dict)
     histograms: dict[Any, bytes] = field(default_factory=dict)
     references: dict[str, Value] = field(default_factory=dict)
     accounts: dict[int, Any] = field(default_factory=dict)
@@ -108,8 +111,10 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
     histograms: dict[Any, Any] = {}
     panes: dict[Key, Sums] = defaultdict(Sums)
     profiles: dict[Key, list[SharedDelta]] = defaultdict(list)
+    passes: dict[Key, list[PassSums]] = defaultdict(list)
     for emission in emissions:
         add_histograms(histograms, emission.histograms)
+        _collect_passes(passes, emission)
         for finished in emission.windows:
             group = finished.group
             assert (group.dropped == DROPS_UNKNOWN).all()
@@ -148,8 +153,8 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
                 assert key[0] == "time"
                 assert key[3] == "all"
                 profiles[key[1], key[2], key[-1]].append(delta)
-            # The sums of a similarity pane come in a delta of their own, without rows.
-            if delta.seen or not delta.similarity:
+            # Similarity panes, and passes that end later, come in deltas without rows.
+            if delta.seen or not (delta.similarity or delta.passes):
                 panes[key].add(delta)
         for reference in emission.references:
             out.references[reference.reference_id] = (
@@ -164,8 +169,32 @@ def outcome_of(emissions: Sequence[Emission]) -> Outcome:
     out.histograms = {key: value.tobytes() for key, value in histograms.items() if value.any()}
     for pane, deltas in profiles.items():
         _add_profiles(out, pane, deltas)
+    out.passes = {key: _passes_value(parts) for key, parts in passes.items()}
     out.panes = {key: sums.value() for key, sums in panes.items()}
     return out
+
+
+def _collect_passes(passes: dict[Key, list[PassSums]], emission: Emission) -> None:
+    for delta in emission.deltas:
+        if delta.passes is not None:
+            assert not delta.task
+            key = (
+                str(delta.kind), lane_name(delta.lane), delta.phase, str(delta.scope_kind),
+                delta.scope_value, delta.pane,
+            )  # fmt: skip
+            passes[key].append(delta.passes)
+
+
+def _passes_value(parts: Sequence[PassSums]) -> Value:
+    """Per layer: passes, sum and greatest of their imbalances."""
+    return tuple(
+        (
+            sum(int(part.passes[layer]) for part in parts),
+            sum(int(part.imbalance[layer]) for part in parts),
+            max(int(part.largest[layer]) for part in parts),
+        )
+        for layer in range(len(parts[0].passes))
+    )
 
 
 def _add_letter_counts(out: Outcome, emission: Emission) -> None:

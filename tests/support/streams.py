@@ -134,6 +134,7 @@ class _Node:
         revision = "r1" if index < 2 or rng.random() < 0.5 else "r2"
         self.lane = Lane("moe", revision, plan.experts, plan.top_k, plan.layers)
         self.training = plan.training and index == plan.nodes - 1
+        self.passes = 0
         self.step = 0
         self.running: list[_Request] = []
         self.popularity = [
@@ -201,6 +202,7 @@ class _Node:
             bits=self.plan.score_bits or 8,
             entropy=self.codes(),
             margin=self.codes(),
+            pass_id=self.passes % 7,
         )
         request.position += 1
         request.last = row
@@ -209,6 +211,7 @@ class _Node:
     def forward(self, time: int | None) -> list[Row]:
         """One pass: a few rows of each running request, perhaps an end."""
         rng, rows = self.rng, []
+        self.passes += 1
         self.step += rng.choice([0, 0, 1, 1, 2])
         for request in list(self.running):
             if rng.random() < 0.2:
@@ -456,6 +459,9 @@ def batch_of(record: Record) -> RoutingBatch:
             if rows[0].time is None
             else np.array([row.time for row in rows], np.int64),
             step=None if rows[0].step is None else np.array([row.step for row in rows], np.int64),
+            pass_id=None
+            if rows[0].pass_id is None
+            else np.array([row.pass_id for row in rows], np.int64),
         ),
         routes=_routes(rows, lane.experts),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from moescope.core.batch import Placement
 from moescope.core.errors import InputError
 from moescope.core.metrics import (
     BY_NAME,
@@ -19,7 +20,13 @@ from moescope.core.metrics import (
     Needs,
     Reference,
 )
-from moescope.core.router_sums import FIXED_POINT, ROUTER_SUMS, PositionCounts, SimilaritySums
+from moescope.core.router_sums import (
+    FIXED_POINT,
+    ROUTER_SUMS,
+    PassSums,
+    PositionCounts,
+    SimilaritySums,
+)
 from moescope.core.thresholds import BaselineReference
 from moescope.processors.metrics import (
     MAX_ASSIGNMENTS,
@@ -144,6 +151,8 @@ def test_a_window_without_assignments_is_null() -> None:
         router=sums,
         positions=[positions, positions],
         similarity=[[pane], [pane]],
+        passes=[PassSums(*np.full((3, 1), FIXED_POINT))] * 2,
+        placement=Placement(version=1, ranks=2, rank_of=np.array([[0, 0, 1]], np.uint16)),
     )[:, 0]
     assert np.isnan(values[0]).all()
     assert np.isfinite(values[1]).all()
@@ -159,7 +168,16 @@ def test_windows_that_lack_a_part_lack_its_metrics_only() -> None:
     assert null[1] == {
         metric.name
         for metric in METRICS
-        if metric.needs in {Needs.DROPS, Needs.SCORES, Needs.PAIRS, Needs.RANKS, Needs.REQUESTS}
+        if metric.needs
+        in {
+            Needs.DROPS,
+            Needs.SCORES,
+            Needs.PAIRS,
+            Needs.RANKS,
+            Needs.REQUESTS,
+            Needs.PASSES,
+            Needs.PLACEMENT,
+        }
         or metric.reference in {Reference.TRAILING, Reference.BASELINE}
     }
 

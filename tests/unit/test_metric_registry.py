@@ -65,6 +65,9 @@ def test_names_are_the_interface() -> None:
         "top1_switches",
         "positional_agreement",
         "request_similarity",
+        "rank_imbalance",
+        "pass_imbalance",
+        "pass_imbalance_max",
         "js_uniform_floor",
         "kl_uniform_floor",
         "js_trailing_floor",
@@ -101,7 +104,13 @@ def test_what_alerts_belongs_to_one_family() -> None:
     assert sorted(members) == sorted(alerting)
     assert all(FAMILIES[family] for family in Family)
     judged_only = {metric.name for metric in JUDGED_METRICS} - alerting
-    assert judged_only == {"jain_index", "kl_uniform", "kl_trailing", "mix_shift"}
+    assert judged_only == {
+        "jain_index",
+        "kl_uniform",
+        "kl_trailing",
+        "mix_shift",
+        "pass_imbalance_max",
+    }
 
 
 def test_bits_of_judgements_fit() -> None:

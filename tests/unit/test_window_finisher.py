@@ -12,6 +12,7 @@ from support.judged_groups import (
     version_of,
 )
 
+from moescope.core.batch import Placement
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import JUDGED_METRICS, METRIC_NAMES
 from moescope.core.router_sums import (
@@ -19,6 +20,7 @@ from moescope.core.router_sums import (
     LAGS,
     ROUTER_SUMS,
     LagSums,
+    PassSums,
     PositionCounts,
     SimilaritySums,
 )
@@ -64,6 +66,9 @@ def test_values_of_a_shared_window_equal_the_plain_arithmetic() -> None:
         requests=np.full(LAYERS, 3),
         left_out=np.zeros(LAYERS, np.int64),
     )
+    passes = PassSums(*(rng.integers(0, 9, LAYERS) * scale for scale in (1, 2**20, 2**20)))
+    rank_of = rng.integers(0, 2, (LAYERS, EXPERTS)).astype(np.uint16)
+    placement = Placement(version=1, ranks=2, rank_of=rank_of)
     scenes = [{"chat": 7}, {"chat": 1, "code": 1}, {"code": 5, "poem": 1}, {"code": 2}]
     group = group_of(
         windows,
@@ -73,6 +78,9 @@ def test_values_of_a_shared_window_equal_the_plain_arithmetic() -> None:
         router=router,
         positions=[None, positions, positions, None],
         similarity=[[], [pane], [], [pane, pane]],
+        passes=[None, passes, passes, None],
+        placement=placement,
+        placement_id="p",
     )
     references = [_reference(1), _reference(2)]
     book = book_of(
@@ -91,6 +99,8 @@ def test_values_of_a_shared_window_equal_the_plain_arithmetic() -> None:
             router=router[chosen],
             positions=group.positions[chosen],
             similarity=group.similarity[chosen],
+            passes=group.passes[chosen],
+            placement=placement,
         )
         np.testing.assert_allclose(
             finished.values[chosen], expected, rtol=1e-12, atol=1e-15, equal_nan=True

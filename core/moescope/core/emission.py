@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moescope.core.batch import Placement
     from moescope.core.exceedance import Exceedances
-    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+    from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
     from moescope.core.vocabulary import CloseReason, ScopeKind
 
 LIVE_DOMAIN = "live"
@@ -83,6 +84,9 @@ class WindowGroup:
             scope `all` have them, like the next two.
         similarity: [W], per window the similarity panes that lie inside of it.
         lags: [W], per window the lag overlap of sampled requests, or None.
+        passes: [W], per window its passes, or None; only time and step windows have them.
+        placement: Where the experts were at the end of each window; one per group, as with the
+            trailing reference. placement_id: its id, or "".
     """
 
     lane: LaneKey
@@ -118,6 +122,9 @@ class WindowGroup:
     positions: Sequence[PositionCounts | None] = ()
     similarity: Sequence[Sequence[SimilaritySums]] = ()
     lags: Sequence[LagSums | None] = ()
+    passes: Sequence[PassSums | None] = ()
+    placement: Placement | None = None
+    placement_id: str = ""
 
     def __len__(self) -> int:
         """Number of windows W."""
@@ -212,6 +219,7 @@ class SharedDelta:
         similarity: a similarity pane that the partition closed, or None; its delta has no rows
             and names the *last* second of that pane, so that it never arrives late.
         lags: lag overlap of sampled requests, or None; time panes of scope `all` only.
+        passes: the pane's passes, or None; time panes of scope `all` and `node`, and step panes.
     """
 
     lane: LaneKey
@@ -236,6 +244,7 @@ class SharedDelta:
     positions: PositionCounts | None = None
     similarity: SimilaritySums | None = None
     lags: LagSums | None = None
+    passes: PassSums | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +257,25 @@ class TrailingReference:
     partition: str
     effective_from_us: int
     counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementNotice:
+    """A node said where the experts are.
+
+    Attributes:
+        lane: Of the batch that said so. It holds for every lane with the same domain, model,
+            revision, experts and layers.
+        node: Who said so.
+        effective_from_us: Event time from which it holds: of the batch's first row, else its
+            watermark; `NO_TIME` without either, for what has no times.
+        placement: rank_of is [L, E] of the lane.
+    """
+
+    lane: LaneKey
+    node: str
+    effective_from_us: int
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +304,7 @@ class BatchAccount:
     rejected_rows: int
     verdict: str
     reasons: tuple[str, ...] = ()
+    unseen_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +406,7 @@ class Emission:
     references: tuple[TrailingReference, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
     dead_letter_counts: tuple[DeadLetterCount, ...] = ()
+    placements: tuple[PlacementNotice, ...] = ()
     unread: frozenset[str] = frozenset()
     read_to: Mapping[str, int] = field(default_factory=dict)
     handled_to: Mapping[str, int] = field(default_factory=dict)

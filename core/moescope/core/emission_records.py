@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from moescope.core.batch import Placement
 from moescope.core.emission import (
     BatchAccount,
     DeadLetter,
@@ -23,6 +24,7 @@ from moescope.core.emission import (
     LaneKey,
     NodeStatus,
     PartitionProgress,
+    PlacementNotice,
     SharedDelta,
     TrailingReference,
     WindowGroup,
@@ -30,7 +32,7 @@ from moescope.core.emission import (
 from moescope.core.exceedance import Exceedance, ExceedanceKey, Exceedances
 from moescope.core.metric_types import Family
 from moescope.core.plain_codec import Kinds, PlainFormatError, pack, unpack
-from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
 from moescope.core.vocabulary import CloseReason, Level, ScopeKind, WindowKind
 
 if TYPE_CHECKING:
@@ -51,8 +53,8 @@ EMISSION_KINDS: Final = Kinds(
     (
         BatchAccount, CloseReason, DeadLetter, DeadLetterCount, Emission, Exceedance,
         ExceedanceKey, Family, FinishedWindows, HistogramKey, Judgement, LagSums, LaneKey, Level,
-        NodeStatus, PartitionProgress, PositionCounts, ScopeKind, SharedDelta, SimilaritySums,
-        TrailingReference, WindowGroup, WindowKind,
+        NodeStatus, PartitionProgress, PassSums, Placement, PlacementNotice, PositionCounts,
+        ScopeKind, SharedDelta, SimilaritySums, TrailingReference, WindowGroup, WindowKind,
     ),
     shared=(LaneKey,),
     aliases={"Exceedances": Exceedances},

@@ -127,6 +127,16 @@ def top1_switches(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above
     return 0.0, 100.0 if experts > 1 else 0.0
 
 
+def pass_imbalance(experts: int, top_k: int) -> Bounds:
+    """1 … E/k: an expert holds at least the mean load, and at most one row of each token."""
+    return 1.0, experts / top_k
+
+
+def rank_imbalance(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+    """1 … E: there are at most E ranks, and one of them may hold everything."""
+    return 1.0, float(experts)
+
+
 def request_similarity(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
     """The removed noise is an estimate, so the value is not capped at 1."""
     return -math.inf, math.inf

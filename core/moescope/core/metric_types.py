@@ -30,6 +30,8 @@ class Needs(StrEnum):
     RANKS = "rank order"
     POSITIONS = "requests at the same position"
     REQUESTS = "concurrent requests"
+    PASSES = "pass ids"
+    PLACEMENT = "expert placement"
 
 
 class Reference(StrEnum):

@@ -413,12 +413,57 @@ _REPETITION_METRICS = (
     ),
 )
 
+_EXECUTION_METRICS = (
+    Metric(
+        name="rank_imbalance",
+        title="Rank imbalance",
+        formula="max(r) / mean(r), r_j = Σ c_e over the experts e that rank j holds",
+        unit="1, relative to the mean load of a rank",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.PLACEMENT,
+        bounds=bounds_of.rank_imbalance,
+        summary="Load of the busiest expert-parallel rank in multiples of the mean",
+        histogram=HistogramSpec(scale=Scale.LOG, low=1.0, high=16.0),
+        alerts=True,
+        family=Family.LOAD,
+    ),
+    Metric(
+        name="pass_imbalance",
+        title="Pass imbalance",
+        formula="mean over passes of E max(c) / Σ c, c_e the rows of a pass for expert e",
+        unit="1, relative to the mean rows of an expert",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.PASSES,
+        bounds=bounds_of.pass_imbalance,
+        summary="Rows of a forward pass for its busiest expert in multiples of the mean",
+        histogram=_BOUNDS,
+        alerts=True,
+        family=Family.LOAD,
+    ),
+    Metric(
+        name="pass_imbalance_max",
+        title="Largest pass imbalance",
+        formula="max over passes of E max(c) / Σ c",
+        unit="1, relative to the mean rows of an expert",
+        side=Side.HIGH,
+        version=1,
+        needs=Needs.PASSES,
+        bounds=bounds_of.pass_imbalance,
+        summary="Pass imbalance of the window's most uneven forward pass; informs only",
+        histogram=_BOUNDS,
+        alerts=False,
+    ),
+)
+
 METRICS: tuple[Metric, ...] = (
     *_LOAD_METRICS,
     *_DIVERGENCES,
     *_SHIFTS,
     *_ROUTER_METRICS,
     *_REPETITION_METRICS,
+    *_EXECUTION_METRICS,
     *(_noise_floor(divergence) for divergence in _DIVERGENCES),
 )
 """Every stored metric, in column order; those without a histogram come last."""

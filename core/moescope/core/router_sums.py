@@ -101,6 +101,25 @@ class SimilaritySums:
 
 
 @dataclass(frozen=True, slots=True)
+class PassSums:
+    """How unevenly a pane's passes load the experts; passes and imbalance add up.
+
+    A pass is what one node computed together: its rows with one pass id and one event time. Its
+    imbalance at a layer is E · max(c) / Σ c, with c its rows per expert there. It is counted in
+    the pane of that time, once in each phase that it has accepted rows of.
+
+    Attributes:
+        passes: int64 [L], passes with a sound row at the layer.
+        imbalance: int64 [L], Σ over them of their imbalance, fixed-point.
+        largest: int64 [L], the greatest of them, fixed-point.
+    """
+
+    passes: NDArray[np.int64]
+    imbalance: NDArray[np.int64]
+    largest: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class LagSums:
     """Overlap at lags 1 … 64 over sampled requests.
 

@@ -111,6 +111,10 @@ def _windows() -> Table:
                 "trailing_reference", "VARCHAR",
                 "Id in `reference_distributions`; null before the first.", nullable=True,
             ),
+            Column(
+                "placement", "VARCHAR",
+                "Id in `placements` of where the experts were; null: not told.", nullable=True,
+            ),
             Column("level", "VARCHAR", "`healthy`, `warn`, `red` or `insufficient`."),
             Column("level_reason", "VARCHAR", "Why the level is `insufficient`.", nullable=True),
             Column("warn_metrics", "VARCHAR[]", "Metrics past their warn line."),
@@ -193,7 +197,7 @@ _DELTAS = Table(
         Column("router", "BLOB", "Little-endian int64 [layers, 8]; null: none.", nullable=True),
         Column(
             "extras", "BLOB",
-            "Counts at sampled positions, a similarity pane, lag overlap; null: none.",
+            "Counts at sampled positions, a similarity pane, lag overlap, passes; null: none.",
             nullable=True,
         ),
         Column("requests", "BIGINT", "Requests first seen (task and step)."),
@@ -235,6 +239,30 @@ _REFERENCES = Table(
     time_column="effective_from",
     revised=False,
 )
+
+_PLACEMENTS = Table(
+    name="placements",
+    doc="Which expert-parallel rank holds which expert, as nodes said it.",
+    columns=(
+        Column("placement", "VARCHAR", "Id of what was said; `windows.placement` names it."),
+        *(field for field in _LANE_FIELDS if field.name in {"domain", "model", "revision"}),
+        Column("node", "VARCHAR", "Who said it."),
+        Column("effective_from", "TIMESTAMP", "Event time from which it holds; epoch: always."),
+        Column("layer", "INTEGER", "Index among all decoder layers."),
+        Column("version", "BIGINT", "The producer's number of the placement."),
+        Column("ranks", "INTEGER", "Expert-parallel ranks."),
+        Column(
+            "rank_of", "INTEGER[]",
+            "Rank of each expert, E entries; 65535: replicas on several ranks.",
+        ),
+        _COMMIT,
+    ),
+    key=("domain", "model", "revision", "node", "effective_from", "placement", "layer"),
+    exported=True,
+    retention="`retention.red` days past the one that followed; imports stay",
+    time_column="effective_from",
+    revised=False,
+)  # fmt: skip
 
 _OFFSETS = Table(
     name="offsets",
@@ -317,6 +345,7 @@ _ROW_COUNTS = (
     ("uncounted_phase_rows", "Warm-up and draft rows."),
     ("suspicious_pairs", "(Row, layer) pairs kept out of the counts."),
     ("lost_rows", "Rows that the producer lost since its batch before."),
+    ("unseen_rows", "Of these, computed where nobody could see them."),
     ("rejected_rows", "Rows refused with their batch."),
 )
 
@@ -457,6 +486,7 @@ TABLES: tuple[Table, ...] = (
     _METRIC_HISTOGRAMS,
     _DELTAS,
     _REFERENCES,
+    _PLACEMENTS,
     _OFFSETS,
     _DELTA_OFFSETS,
     _DOMAINS,

@@ -87,7 +87,7 @@ class Engine:
         ready = {name for name in self._touched if not self.partitions[name].replaying}
         if not ready:
             return None
-        progress, groups, deltas, references = [], [], [], []
+        progress, groups, deltas, references, placements = [], [], [], [], []
         batches, dead_letters, letter_counts, nodes = [], [], [], []
         for name in sorted(ready):
             moved, output, statuses = self.partitions[name].take()
@@ -95,6 +95,7 @@ class Engine:
             groups += output.groups
             deltas += output.deltas
             references += output.references
+            placements += output.placements
             batches += output.batches
             dead_letters += output.dead_letters
             letter_counts += output.dead_letter_counts
@@ -107,6 +108,7 @@ class Engine:
             dead_letters=tuple(dead_letters),
             dead_letter_counts=tuple(letter_counts),
             references=tuple(references),
+            placements=tuple(placements),
             nodes=tuple(nodes),
         )
         return UnfinishedEmission(emission, tuple(groups))

@@ -25,7 +25,9 @@ from moescope.processors.kernels.records import MINUTE_US
 from moescope.processors.metrics import (
     averages_of_sums,
     lag_overlap,
+    pass_imbalance,
     positional_agreement,
+    rank_imbalance,
     request_similarity,
 )
 from moescope.processors.remembering import Remembered
@@ -124,6 +126,15 @@ def _metrics_of_sums(group: WindowGroup) -> dict[str, NDArray[np.float64]]:
         if panes:
             column = columns.setdefault("request_similarity", _null(group))
             column[window] = request_similarity(panes)
+    for window, passes in enumerate(group.passes):
+        if passes is not None:
+            mean, largest = pass_imbalance(passes)
+            columns.setdefault("pass_imbalance", _null(group))[window] = mean
+            columns.setdefault("pass_imbalance_max", _null(group))[window] = largest
+    if group.placement is not None:
+        columns["rank_imbalance"] = rank_imbalance(
+            group.counts, top_k, group.placement.rank_of, group.placement.ranks
+        )
     return columns
 
 

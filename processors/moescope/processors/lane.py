@@ -14,6 +14,7 @@ from moescope.core.vocabulary import (
     MAX_SCENES,
     OTHER_SCENE,
     UNKNOWN_SCENE,
+    Fidelity,
     Phase,
 )
 from moescope.processors.kernels.advance import close_due, flush_tasks, seal_slots
@@ -44,6 +45,7 @@ from moescope.processors.kernels.records import (
 from moescope.processors.lane_output import LaneOutput, has_router_sums
 from moescope.processors.pane_profiles import Chunk, PaneProfiles, position_origins
 from moescope.processors.panes import UNKNOWN_DROPS
+from moescope.processors.passes import OpenPasses, PassRows
 from moescope.processors.request_slots import RequestSlots
 from moescope.processors.rows import RowAccount, classify_rows, counts_that_add_up, phase_anchors
 from moescope.processors.score_tables import router_planes
@@ -87,6 +89,10 @@ class Lane:
         with_router = has_router_sums(key)
         self._requests = RequestSlots(self._layers, self._experts, config, with_router=with_router)
         self._profiles = PaneProfiles(key, config, self._requests, watermark)
+        # Part of a pass says nothing of how uneven the whole is.
+        is_full = key.fidelity == Fidelity.FULL.name.lower()
+        self._has_passes = is_full and bool(config.time or config.step)
+        self._passes = OpenPasses(self._layers, self._experts, watermark)
         self._batches = 0
         self._nodes: dict[int, str] = {}
         self._scenes: list[str] = []
@@ -179,7 +185,7 @@ class Lane:
                 )
             )  # fmt: skip
 
-        self._run(
+        cell_of_row = self._run(
             batch, offset, live, account,
             request=tokens.request, position=tokens.position,
             row_tokens=np.ones(total, np.int32), phase=tokens.phase, status=status,
@@ -187,6 +193,10 @@ class Lane:
             step=steps, count=count, cell_counts=self._cell_counts,
             profile=profile if self._config.time else None, with_panes=True,
         )  # fmt: skip
+        if live and self._has_passes:
+            rows = PassRows(tokens, routes, cell_of_row, skipped_layers)
+            header = batch.header
+            self.output.add_passes(self._passes.add(header.node, header.watermark_us, rows))
         if account.suspicious_pairs:
             account.reasons += ("suspicious_rows",)
         return account
@@ -266,7 +276,8 @@ class Lane:
         cell_counts: NDArray[Any],
         profile: Callable[..., None] | None,
         with_panes: bool,
-    ) -> None:
+    ) -> NDArray[np.int32]:
+        """Plan and carry out rows; says of which cell each row became, negative: of none."""
         requests = self._requests
         slot_of_request = requests.claim(batch.requests.ids)
         node = batch.header.node
@@ -317,6 +328,7 @@ class Lane:
         ended = slot_of_request[requests.slots["phase"][slot_of_request] == NONE]
         if len(ended):
             self._release(np.unique(ended))
+        return cell_of_row
 
     def _hand_over_similarity(self, *, live: bool) -> None:
         if not live:
@@ -390,6 +402,10 @@ class Lane:
                 phase, self._scene(scene), node, panes, rows, unknown_gap=unknown_gap
             )
 
+    def close_passes(self, node: str, watermark_us: int) -> None:
+        """Hand out the passes that a node has completed, in whatever batch it said so."""
+        self.output.add_passes(self._passes.close(node, watermark_us))
+
     # ---- what time brings ----------------------------------------------------------------
 
     def advance(self, watermark: int, *, live: bool) -> None:
@@ -397,6 +413,8 @@ class Lane:
         requests = self._requests
         self._profiles.similarity.advance(watermark)
         self._hand_over_similarity(live=live)
+        if live:
+            self.output.add_passes(self._passes.advance(watermark))
         if watermark >= self._deadline:
             open_windows = requests.windows["open"] != 0
             due = np.flatnonzero(open_windows.any(axis=1))
@@ -463,6 +481,8 @@ class Lane:
             )  # fmt: skip
             self._carry_out_closings(n, live=live)
         self._release(everyone)
+        if live:
+            self.output.add_passes(self._passes.seal())
         self._profiles.similarity.seal()
         self._hand_over_similarity(live=live)
 
@@ -483,6 +503,7 @@ class Lane:
         values["idle"], arrays["idle"] = requests.idle(replay_from)
         values["idle_nodes"] = [self._node_of(name) for name in values["idle"]]
         values["open_pieces"], arrays["open_pieces"] = requests.open_pieces()
+        values["passes"], arrays["passes"] = self._passes.state()
         return values, arrays
 
     def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
@@ -493,6 +514,7 @@ class Lane:
             self._scene(name)
         self.output.restore(values, arrays)
         self._profiles.similarity.restore(values["similarity"])
+        self._passes.restore(values["passes"], arrays["passes"])
         self._task_gaps = dict(
             zip(values["open_pieces"], arrays["open_pieces"].tolist(), strict=True)
         )

@@ -13,6 +13,7 @@ from moescope.core.router_sums import ROUTER_SUMS
 from moescope.core.vocabulary import CloseReason, Fidelity, Phase, ScopeKind, WindowKind
 from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
 from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey, told_drops
+from moescope.processors.passes import PassPanes
 from moescope.processors.sums import sum_of
 from moescope.processors.trailing import PERIOD_US, TrailingSums
 
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
     from moescope.core.batch import TimeBlocks
     from moescope.core.emission import LaneKey
-    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+    from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
     from moescope.processors.config import WindowConfig
     from moescope.processors.kernels.records import Records
     from moescope.processors.pane_profiles import PaneProfiles
     from moescope.processors.panes import Pane
+    from moescope.processors.passes import ClosedPasses
     from moescope.processors.row_sampling import RowSampling
 
 _REASONS = tuple(CloseReason(reason) for reason in REASONS)
@@ -77,6 +79,7 @@ class LaneOutput:
         with_router = has_router_sums(key)
         self._time_panes = PaneArena(*self._shape, config.gap_limit, with_router=with_router)
         self._step_panes = PaneArena(*self._shape, config.step_gap_limit, with_router=with_router)
+        self._pass_panes = PassPanes(PANE_US, config.step_pane)
         self._trailing: dict[int, TrailingSums] = {}
         self._references: list[TrailingReference] = []
         self._scoped_nodes: set[str] = set()
@@ -231,6 +234,11 @@ class LaneOutput:
             )
         )
 
+    def add_passes(self, closed: Sequence[ClosedPasses]) -> None:
+        """Take complete passes."""
+        for each in closed:
+            self._pass_panes.add(each)
+
     # ---- out -----------------------------------------------------------------------------
 
     def drain(self) -> tuple[list[WindowGroup], list[SharedDelta], list[TrailingReference]]:
@@ -241,15 +249,28 @@ class LaneOutput:
         references, self._references = self._references, []
         return groups, deltas, references
 
+    def _open_panes_of_passes(self) -> PassPanes:
+        """Passes since the last call, each of whose panes is open, even if its rows went before."""
+        passes = self._pass_panes
+        self._pass_panes = PassPanes(PANE_US, self._config.step_pane)
+        for number, phase, node in passes.by_time:
+            self._time_panes.row(PaneKey(number, phase, NONE, node))
+        for number, phase in passes.by_step:
+            self._step_panes.row(PaneKey(number, phase, NONE, ""))
+        return passes
+
     def _collect_panes(self) -> None:
+        passes = self._open_panes_of_passes()
         shared: dict[tuple[int, int, str], list[tuple[int, Pane]]] = {}
         for key, pane in self._time_panes.drain():
             shared.setdefault((key.number, key.phase, key.node), []).append((key.scene, pane))
         for (number, phase, node), parts in shared.items():
             total = _sum_panes([pane for _, pane in parts])
-            self._trailing_of(phase).add(number * PANE_US // PERIOD_US, total.counts)
+            if total.seen or total.lost or total.unknown_gap:
+                self._trailing_of(phase).add(number * PANE_US // PERIOD_US, total.counts)
             if not self._config.time:
                 continue
+            of_pane = (number, phase, node)
             for scope_kind, scope_value, pane, scene_tokens in self._scopes(node, total, parts):
                 positions = lags = None
                 if scope_kind is ScopeKind.ALL:
@@ -264,6 +285,7 @@ class LaneOutput:
                     scene_tokens,
                     positions,
                     lags,
+                    None if scope_kind is ScopeKind.SCENE else passes.by_time.get(of_pane),
                 )
                 self._deltas.append(delta)
         steps: dict[tuple[int, int], list[tuple[int, Pane]]] = {}
@@ -279,6 +301,7 @@ class LaneOutput:
                     number * self._config.step_pane,
                     _sum_panes([pane for _, pane in parts]),
                     self._by_scene(parts),
+                    passes=passes.by_step.get((number, phase)),
                 )
             )
 
@@ -293,6 +316,7 @@ class LaneOutput:
         scene_tokens: dict[str, int],
         positions: PositionCounts | None = None,
         lags: LagSums | None = None,
+        passes: PassSums | None = None,
     ) -> SharedDelta:
         return SharedDelta(
             lane=self._key,
@@ -313,6 +337,7 @@ class LaneOutput:
             router=self._told_router(pane.router),
             positions=positions,
             lags=lags,
+            passes=passes,
         )
 
     def _told_router(self, router: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from moescope.core.clock import NO_TIME
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.processors.pane_profiles import add_lag_sums, add_position_counts
+from moescope.processors.passes import add_pass_sums
 from moescope.processors.similarity import add_similarity_sums
 from moescope.processors.sums import sum_of
 
@@ -74,6 +75,7 @@ def _sum(parts: list[SharedDelta]) -> SharedDelta:
         positions=_added(_known(part.positions for part in parts), add_position_counts),
         similarity=_added(_known(part.similarity for part in parts), add_similarity_sums),
         lags=_added(_known(part.lags for part in parts), add_lag_sums),
+        passes=_added(_known(part.passes for part in parts), add_pass_sums),
     )
 
 

@@ -15,7 +15,9 @@ from moescope.core.emission import (
     LaneKey,
     NodeStatus,
     PartitionProgress,
+    PlacementNotice,
 )
+from moescope.core.printable import printable
 from moescope.core.vocabulary import IdSpace, Phase
 from moescope.core.wire import BatchDecodeError, decode_batch
 from moescope.processors.kernels.records import PANE_US
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from moescope.processors.nodes import Node
     from moescope.processors.sources.protocol import SourceGap, SourceRecord
 
+UNSEEN_REASON_LABEL = "unseen_reason"
+LONGEST_REASON = 120
 LONGEST_LOST_PANES = 900
 """Of a loss that took longer in event time only the last panes are marked: each costs memory."""
 
@@ -53,6 +57,7 @@ class PartitionOutput:
     groups: list[WindowGroup] = field(default_factory=list)
     deltas: list[SharedDelta] = field(default_factory=list)
     references: list[TrailingReference] = field(default_factory=list)
+    placements: list[PlacementNotice] = field(default_factory=list)
     batches: list[BatchAccount] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     dead_letter_counts: list[DeadLetterCount] = field(default_factory=list)
@@ -137,6 +142,7 @@ class Partition:
         skewed = is_skewed(header, record.append_time_us)
         if live:
             self._account_lost(node, batch, missing)
+            self._note_placement(batch)
         account = self._roll_up(batch, record.offset, live=live)
         if live:
             self._note_steps(node, batch)
@@ -145,6 +151,8 @@ class Partition:
                 node, header.watermark_us, skewed=skewed, arrival_us=record.arrival_us
             )
             self._account(record, batch, account, missing, skewed=skewed)
+            for lane in self._lanes.values():
+                lane.close_passes(header.node, header.watermark_us)
             self._advance()
 
     def _roll_up(self, batch: RoutingBatch, offset: int, *, live: bool) -> RowAccount:
@@ -229,18 +237,19 @@ class Partition:
     # ---- lanes ---------------------------------------------------------------------------
 
     def _lane(self, header: BatchHeader) -> Lane:
-        return self._lane_of(
-            LaneKey(
-                domain=self.domain,
-                model=header.model,
-                revision=header.revision,
-                origin=header.origin.name.lower(),
-                fidelity=header.fidelity.name.lower(),
-                sampling_ratio=header.sampling_ratio,
-                experts=header.experts,
-                top_k=header.top_k,
-                layers=tuple(header.layers.tolist()),
-            )
+        return self._lane_of(self._key(header))
+
+    def _key(self, header: BatchHeader) -> LaneKey:
+        return LaneKey(
+            domain=self.domain,
+            model=header.model,
+            revision=header.revision,
+            origin=header.origin.name.lower(),
+            fidelity=header.fidelity.name.lower(),
+            sampling_ratio=header.sampling_ratio,
+            experts=header.experts,
+            top_k=header.top_k,
+            layers=tuple(header.layers.tolist()),
         )
 
     def _lane_of(self, key: LaneKey) -> Lane:
@@ -297,8 +306,10 @@ class Partition:
             reasons += ("clock_skew",)
         if missing > header.drops.log_batches:
             reasons += ("sequence_gap",)
-        if header.drops.lost_rows:
+        if header.drops.lost_rows > header.drops.unseen_rows:
             reasons += ("dropped_rows",)
+        if header.drops.unseen_rows:
+            reasons += (_unseen_reason(header),)
         if batch.is_heartbeat and not reasons and not verdict:
             return
         self._output.batches.append(
@@ -323,6 +334,7 @@ class Partition:
                 suspicious_pairs=account.suspicious_pairs,
                 lost_rows=header.drops.lost_rows,
                 rejected_rows=header.drops.rejected_rows,
+                unseen_rows=header.drops.unseen_rows,
                 verdict=verdict or ("suspicious" if reasons else "accepted"),
                 reasons=tuple(dict.fromkeys(reasons)),
             )
@@ -345,6 +357,22 @@ class Partition:
         panes = range(max(first_pane, last_pane - LONGEST_LOST_PANES + 1), last_pane + 1)
         self._lane(batch.header).add_lost(
             spread(lost, mix_of(batch) or node.mix), node.name, panes, unknown_gap=unknown
+        )
+
+    def _note_placement(self, batch: RoutingBatch) -> None:
+        header = batch.header
+        if header.placement is None:
+            return
+        begin = _first_time(batch)
+        if begin == NO_TIME and header.watermark_us != END_OF_TIME:
+            begin = header.watermark_us
+        self._output.placements.append(
+            PlacementNotice(
+                lane=self._key(header),
+                node=header.node,
+                effective_from_us=begin,
+                placement=header.placement,
+            )
         )
 
     def _note_times(self, offset: int, batch: RoutingBatch) -> None:
@@ -474,6 +502,12 @@ def _first_time(batch: RoutingBatch) -> int:
     if batch.time_blocks is not None and len(batch.time_blocks):
         return int(batch.time_blocks.second_us.min())
     return NO_TIME
+
+
+def _unseen_reason(header: BatchHeader) -> str:
+    """Why nobody saw some rows, in the producer's words."""
+    told = printable(header.labels.get(UNSEEN_REASON_LABEL, ""))[:LONGEST_REASON]
+    return f"unseen_rows: {told}" if told else "unseen_rows"
 
 
 def _rows(batch: RoutingBatch) -> int:

@@ -31,6 +31,7 @@ from moescope.storage.exceedance_rows import (
 )
 from moescope.storage.histogram_rows import add_histograms, merge_histograms
 from moescope.storage.late_windows import reopen_windows
+from moescope.storage.placements import insert_placements
 from moescope.storage.progress import (
     check_continues,
     with_known_logs,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         Histograms,
         LaneKey,
         TrailingReference,
+        WindowGroup,
     )
     from moescope.core.exceedance import Exceedances
     from moescope.core.vocabulary import CloseReason
@@ -109,6 +111,7 @@ class Commit:
         for domain in domains:
             memory.clocks.setdefault(domain, DomainClock())
         add_histograms(self._histograms, emission.histograms)
+        self._note_placements(emission)
         reopened = self._take_deltas(emission)
         for domain in domains:
             self._advance(domain, reopened, emission.unread)
@@ -135,12 +138,21 @@ class Commit:
             lanes=memory.lanes.known,
         )
 
+    def _note_placements(self, emission: Emission) -> None:
+        placements = self._memory.placements
+        said = [(notice.lane, placements.note(notice)) for notice in emission.placements]
+        insert_placements(
+            self._connection,
+            [(lane, each) for lane, each in said if each is not None],
+            self._commit_id,
+        )
+
     def _take_deltas(self, emission: Emission) -> Reopened:
         memory = self._memory
         late = memory.plan.late(emission.deltas, memory.clocks)
         sums = read_sums(self._connection, memory.lanes, late) if late else []
         reopened = reopen_windows(self._connection, late, sums, self._commit_id)
-        for group in group_windows(reopened.taken_back, self._reference):
+        for group in self._groups(reopened.taken_back):
             add_histograms(self._histograms, self._finisher(group)[1], -1)
         tasks = [span for span in reopened.spans if not span.size]
         keep_tasks_until(self._connection, tasks, [None] * len(tasks))
@@ -218,12 +230,15 @@ class Commit:
         return [next(read) if sums is None else sums for sums in held]
 
     def _finish(self, closed: list[ClosedWindow]) -> None:
-        for group in group_windows(closed, self._reference):
+        for group in self._groups(closed):
             finished, increments = self._finisher(group)
             add_histograms(self._histograms, increments)
             if finished.judgement is not None:
                 add_exceedances(self._exceedances, finished.judgement.exceedances)
             self._keep([finished], token=False)
+
+    def _groups(self, windows: list[ClosedWindow]) -> Iterator[WindowGroup]:
+        return group_windows(windows, self._reference, self._memory.placements.of_window)
 
     def _keep(self, finished: Sequence[FinishedWindows], *, token: bool) -> dict[str, int]:
         left_out: dict[str, int] = {}
@@ -253,6 +268,7 @@ class Commit:
     def _forget(self, domain: str, clock: DomainClock) -> None:
         memory = self._memory
         memory.trailing.forget(domain, clock.reached_us)
+        memory.placements.forget(domain, clock.reached_us)
         if clock.sealed and domain != LIVE_DOMAIN:
             delete_deltas(self._connection, domain, None)
             memory.plan.forget(domain, END_OF_TIME)

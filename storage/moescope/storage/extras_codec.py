@@ -1,4 +1,4 @@
-"""What a pane knows beside counts, in one binary value: positions, a similarity pane, lags.
+"""What a pane knows beside counts, in one binary value: positions, a similarity pane, lags, passes.
 
 Nobody asks for it in SQL, and it lives for minutes only. Layout: one byte of version, then a zstd
 frame of arrays one after the other, each as (number of entries, bytes per entry, entries) with
@@ -14,7 +14,7 @@ import numpy as np
 import zstandard
 
 from moescope.core.errors import InternalError
-from moescope.core.router_sums import LAGS, LagSums, PositionCounts, SimilaritySums
+from moescope.core.router_sums import LAGS, LagSums, PassSums, PositionCounts, SimilaritySums
 from moescope.storage.histogram_rows import compressor
 
 if TYPE_CHECKING:
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
 
     from moescope.core.emission import LaneKey, SharedDelta
 
-VERSION = 1
+VERSION = 2
 _HEAD = struct.Struct("<IB")
 _WIDTHS = tuple((np.dtype(f"<i{size}"), (1 << (8 * size - 1)) - 1) for size in (1, 2, 4, 8))
 """Types from the narrowest, each with the largest value that it holds."""
 
 
 def encode_extras(delta: SharedDelta) -> bytes | None:
-    """Positions, similarity and lags of a pane as stored; None where it has none of them."""
-    positions, similarity, lags = delta.positions, delta.similarity, delta.lags
-    present = [part is not None for part in (positions, similarity, lags)]
+    """What a pane knows beside counts as stored; None where it knows nothing."""
+    positions, similarity, lags, passes = (
+        delta.positions, delta.similarity, delta.lags, delta.passes,
+    )  # fmt: skip
+    present = [part is not None for part in (positions, similarity, lags, passes)]
     if not any(present):
         return None
     arrays: list[Any] = [present]
@@ -49,6 +51,8 @@ def encode_extras(delta: SharedDelta) -> bytes | None:
         ]  # fmt: skip
     if lags is not None:
         arrays += [lags.overlap, lags.pairs]
+    if passes is not None:
+        arrays += [passes.passes, passes.imbalance, passes.largest]
     body = b"".join(_packed(np.asarray(array, np.int64).reshape(-1)) for array in arrays)
     return bytes([VERSION]) + compressor().compress(body)
 
@@ -68,7 +72,7 @@ def decode_extras(blob: bytes | None, lane: LaneKey) -> dict[str, Any]:
             next_step="Finish with that version (its panes live for minutes), or start a new file.",
         )
     arrays = _unpacked(zstandard.ZstdDecompressor().decompress(blob[1:]))
-    has_positions, has_similarity, has_lags = next(arrays).tolist()
+    has_positions, has_similarity, has_lags, has_passes = next(arrays).tolist()
     layers = len(lane.layers)
     found: dict[str, Any] = {}
     if has_positions:
@@ -81,6 +85,8 @@ def decode_extras(blob: bytes | None, lane: LaneKey) -> dict[str, Any]:
         )
     if has_lags:
         found["lags"] = LagSums(*(next(arrays).reshape(layers, LAGS) for _ in range(2)))
+    if has_passes:
+        found["passes"] = PassSums(*(next(arrays) for _ in range(3)))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -78,14 +78,15 @@ def reopen_windows(
     rows: list[int] = []
     for number, window in enumerate(windows):
         found = stored.get(number, [])
-        version = max((version for _, version, _ in found), default=0)
-        if any(seen != window.sums.seen for _, _, seen in found):
+        version = max((version for _, version, *_ in found), default=0)
+        if any(seen != window.sums.seen for _, _, seen, _ in found):
             result.refused.add(window.span)
             continue
         result.spans.append(window.span)
-        rows.extend(row for row, _, _ in found)
+        rows.extend(row for row, *_ in found)
         if window.sums.seen:
-            result.taken_back.append(window)
+            placement = next((placement for *_, placement in found), "")
+            result.taken_back.append(replace(window, placement_id=placement))
             span = window.span
             result.versions.setdefault((span.series, span.size, span.stride), []).append(
                 (span.low, span.high, max(version, 1))
@@ -100,8 +101,8 @@ def reopen_windows(
 
 def _stored_rows(
     connection: duckdb.DuckDBPyConnection, windows: Sequence[ClosedWindow]
-) -> dict[int, list[tuple[int, int, int]]]:
-    """Number of a window → (row id, row version, seen) of its rows."""
+) -> dict[int, list[tuple[int, int, int, str]]]:
+    """Number of a window → (row id, row version, seen, placement or "") of its rows."""
     series = [window.span.series for window in windows]
     connection.register(
         _KEYS,
@@ -125,11 +126,12 @@ def _stored_rows(
     if all(window.span.series.kind is WindowKind.TIME for window in windows):
         recent = f"WHERE w.close_time >= make_timestamp({min(w.span.high for w in windows)})"
     found = connection.execute(
-        f"SELECT k.number, w.rowid, w.row_version, w.seen FROM windows w"  # noqa: S608
+        f"SELECT k.number, w.rowid, w.row_version, w.seen, coalesce(w.placement, '')"  # noqa: S608
+        f" FROM windows w"
         f" JOIN {_KEYS} k USING ({', '.join(_KEY)}) {recent}"
     ).fetchall()
     connection.unregister(_KEYS)
-    result: dict[int, list[tuple[int, int, int]]] = {}
-    for number, row, version, seen in found:
-        result.setdefault(number, []).append((row, version, seen))
+    result: dict[int, list[tuple[int, int, int, str]]] = {}
+    for number, row, version, seen, placement in found:
+        result.setdefault(number, []).append((row, version, seen, placement))
     return result

@@ -13,6 +13,7 @@ from moescope.core.vocabulary import WindowKind
 from moescope.storage.delta_rows import read_plan_panes, read_trailing_panes
 from moescope.storage.lanes import Lanes, lane_id
 from moescope.storage.pane_cache import PaneCache
+from moescope.storage.placements import Placements, read_placements
 from moescope.storage.progress import (
     read_clocks,
     read_counters,
@@ -46,6 +47,7 @@ class Memory:
     plan: SharedWindows
     panes: PaneCache
     trailing: TrailingReferences
+    placements: Placements
     progress: dict[str, PartitionProgress]
     read_to: dict[str, int]
     clocks: dict[str, DomainClock]
@@ -79,6 +81,7 @@ def load_memory(connection: duckdb.DuckDBPyConnection, shapes: WindowShapes) -> 
         plan=plan,
         panes=PaneCache(shapes, stored),
         trailing=trailing,
+        placements=read_placements(connection),
         progress=read_progress(connection),
         read_to=read_delta_offsets(connection),
         clocks=clocks,

@@ -149,4 +149,6 @@ def _bytes(delta: SharedDelta) -> int:
         size += delta.similarity.weighted.nbytes
     if delta.lags is not None:
         size += delta.lags.overlap.nbytes + delta.lags.pairs.nbytes
+    if delta.passes is not None:
+        size += 3 * delta.passes.passes.nbytes
     return size

@@ -45,6 +45,16 @@ _UNUSED_REFERENCE = f"""
     )
 """  # noqa: S608 (constants)
 
+_FOLLOWED = """
+    EXISTS (
+        SELECT 1 FROM placements AS later
+        WHERE later.domain = placements.domain AND later.model = placements.model
+            AND later.revision = placements.revision AND later.node = placements.node
+            AND later.layer = placements.layer
+            AND later.effective_from > placements.effective_from AND later.effective_from < {end}
+    )
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
@@ -76,6 +86,7 @@ _RULES: Final = (
     _Rule("metric_histograms", "windows", f"minute > TIMESTAMP 'epoch' AND {_LIVE_LANES}"),
     _Rule("exceedances", "windows", _LIVE_LANES),
     _Rule("reference_distributions", "windows", f"{_LIVE_LANES} AND {_UNUSED_REFERENCE}"),
+    _Rule("placements", "red", f"domain = '{LIVE_DOMAIN}' AND {_FOLLOWED}"),
     _Rule("batches", "windows", _LIVE_PARTITIONS),
     _Rule("dead_letters", "windows", _LIVE_PARTITIONS),
     _Rule("patterns", "red", f"ended_at < {{end}} AND {_LIVE_LANES}"),

@@ -120,6 +120,7 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         },
         "lag_overlap": _lag_overlap(parts, rows, layers),
         "trailing_reference": same(lambda group: group.trailing_id or None),
+        "placement": same(lambda group: group.placement_id or None),
         "close_reason": text(lambda group: group.close_reason),
         **level_columns(parts, minimum_coverage),
         "weight": pa.array(each(lambda group: group.weight)),

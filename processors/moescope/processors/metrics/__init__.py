@@ -31,6 +31,8 @@ from moescope.processors.metrics.noise import (
     noise_floor_table,
     uniform_floor_table,
 )
+from moescope.processors.metrics.passes import pass_imbalance
+from moescope.processors.metrics.ranks import rank_imbalance
 from moescope.processors.metrics.requests import positional_agreement, request_similarity
 from moescope.processors.metrics.router import (
     averages_of_sums,
@@ -60,7 +62,9 @@ __all__ = [
     "noise_floor",
     "noise_floor_table",
     "overlap_chance",
+    "pass_imbalance",
     "positional_agreement",
+    "rank_imbalance",
     "request_similarity",
     "router_metrics",
     "routing_shift",

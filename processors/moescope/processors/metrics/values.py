@@ -11,6 +11,8 @@ from moescope.processors.metrics.counts import count_metrics
 from moescope.processors.metrics.divergence import divergence, uniform_reference
 from moescope.processors.metrics.mix import mix_shift, routing_shift, scene_mix
 from moescope.processors.metrics.noise import noise_floor, noise_floor_table, uniform_floor_table
+from moescope.processors.metrics.passes import pass_imbalance
+from moescope.processors.metrics.ranks import rank_imbalance
 from moescope.processors.metrics.requests import positional_agreement, request_similarity
 from moescope.processors.metrics.router import averages_of_sums, overlap_chance
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from moescope.core.router_sums import PositionCounts, SimilaritySums
+    from moescope.core.batch import Placement
+    from moescope.core.router_sums import PassSums, PositionCounts, SimilaritySums
     from moescope.core.thresholds import BaselineReference
 
     Sums = TypeVar("Sums")
@@ -37,6 +40,8 @@ def metric_values(
     router: NDArray[np.int64] | None = None,
     positions: Sequence[PositionCounts | None] = (),
     similarity: Sequence[Sequence[SimilaritySums]] = (),
+    passes: Sequence[PassSums | None] = (),
+    placement: Placement | None = None,
 ) -> NDArray[np.float64]:
     """Every registry metric of every window and layer.
 
@@ -50,6 +55,8 @@ def metric_values(
         router: int64 [W, L, ROUTER_SUMS], or None.
         positions: [W] counts at sampled positions or None; or empty.
         similarity: [W] similarity panes of each window; or empty.
+        passes: [W] sums over passes or None; or empty.
+        placement: Of the experts on ranks, or None.
 
     Returns:
         float64 [..., M] in the order of `moescope.core.metrics.METRICS`; NaN is null, also
@@ -87,6 +94,16 @@ def metric_values(
     if similarity:
         known = [panes or None for panes in similarity]
         columns["request_similarity"] = _where_known(known, c.shape[1], request_similarity)
+    if passes:
+        columns["pass_imbalance"], columns["pass_imbalance_max"] = (
+            _where_known(passes, c.shape[1], value)
+            for value in (
+                lambda each: pass_imbalance(each)[0],
+                lambda each: pass_imbalance(each)[1],
+            )
+        )
+    if placement is not None:
+        columns["rank_imbalance"] = rank_imbalance(c, top_k, placement.rank_of, placement.ranks)
     null = np.full(c.shape[:-1], np.nan)
     values = np.stack([columns.get(name, null) for name in METRIC_NAMES], axis=-1)
     values[tokens == 0] = np.nan

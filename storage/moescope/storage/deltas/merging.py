@@ -43,6 +43,7 @@ def merged(
         deltas=tuple(chain.from_iterable(each.deltas for each in emissions)),
         batches=tuple(chain.from_iterable(each.batches for each in emissions)),
         dead_letters=tuple(chain.from_iterable(each.dead_letters for each in emissions)),
+        placements=tuple(chain.from_iterable(each.placements for each in emissions)),
         references=tuple(chain.from_iterable(each.references for each in emissions)),
         nodes=tuple(nodes.values()),
         dead_letter_counts=tuple(

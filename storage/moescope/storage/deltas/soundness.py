@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from moescope.core.router_sums import LAGS, ROUTER_SUMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from moescope.core.emission import (
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
         FinishedWindows,
         Judgement,
         LaneKey,
+        PlacementNotice,
         SharedDelta,
         WindowGroup,
     )
-    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+    from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
 
 
 def objection(emission: Emission) -> str | None:
@@ -33,7 +35,10 @@ def _misplaced(emission: Emission) -> str | None:
     reached = {each.partition: each.emitted_to for each in emission.progress}
     if len(reached) < len(emission.progress):
         return "it makes progress twice in one partition"
-    output = (emission.windows, emission.histograms, emission.deltas, emission.references)
+    output = (
+        emission.windows, emission.histograms, emission.deltas, emission.references,
+        emission.placements,
+    )  # fmt: skip
     if not reached and any(output):
         return "it has output, and no progress that the output belongs to"
     places = [
@@ -55,6 +60,8 @@ def _misshapen(emission: Emission) -> Iterator[str]:
     for reference in emission.references:
         if reference.counts.shape != _shape(reference.lane):
             yield "a reference's counts do not have the shape of its layers and experts"
+    if not all(map(_fits_placement, emission.placements)):
+        yield "a placement does not have the shape of its layers and experts"
     for key, bins in emission.histograms.items():
         if bins.shape[1:-1] != (len(key.lane.layers),):
             yield "a histogram does not have the shape of its layers"
@@ -78,6 +85,7 @@ def _fits_delta(delta: SharedDelta) -> bool:
         and _fits_positions(delta.positions)
         and _fits_similarity(delta.similarity, layers, experts)
         and _fits_lags(delta.lags, layers)
+        and _fits_passes(delta.passes, layers)
     )
 
 
@@ -100,6 +108,21 @@ def _fits_lags(lags: LagSums | None, layers: int) -> bool:
     return lags is None or lags.overlap.shape == lags.pairs.shape == (layers, LAGS)
 
 
+def _fits_passes(passes: PassSums | None, layers: int) -> bool:
+    return passes is None or (
+        passes.passes.shape == passes.imbalance.shape == passes.largest.shape == (layers,)
+    )
+
+
+def _fits_placement(notice: PlacementNotice) -> bool:
+    placement = notice.placement
+    return (
+        placement.rank_of.shape == _shape(notice.lane)
+        and placement.rank_of.dtype == np.uint16
+        and placement.ranks >= 1
+    )
+
+
 def _fits_windows(finished: FinishedWindows) -> bool:
     group = finished.group
     windows, layers = group.start.size, len(group.lane.layers)
@@ -120,7 +143,9 @@ def _fits_group(group: WindowGroup) -> bool:
         group.weight, group.row_version,
     )  # fmt: skip
     names = (group.request, group.task, group.scene, group.node, group.close_reason)
-    optional = (group.scene_tokens, group.positions, group.similarity, group.lags)
+    optional = (
+        group.scene_tokens, group.positions, group.similarity, group.lags, group.passes,
+    )  # fmt: skip
     return (
         all(each.shape == (windows,) for each in singles)
         and all(len(each) == windows for each in names)

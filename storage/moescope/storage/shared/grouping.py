@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from moescope.core.batch import Placement
     from moescope.core.emission import LaneKey, TrailingReference
     from moescope.core.vocabulary import CloseReason
     from moescope.storage.shared.panes import PaneSums
@@ -29,12 +30,16 @@ GROUP_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ClosedWindow:
-    """One closed shared window with its sums."""
+    """One closed shared window with its sums.
+
+    `placement_id` is the placement that a window was finished with; None: not finished yet.
+    """
 
     span: WindowSpan
     sums: PaneSums
     reason: CloseReason
     row_version: int = 1
+    placement_id: str | None = None
 
     @property
     def start(self) -> int:
@@ -54,15 +59,18 @@ class ClosedWindow:
 def group_windows(
     windows: Iterable[ClosedWindow],
     find_reference: Callable[[LaneKey, str, int], TrailingReference | None],
+    find_placement: Callable[[ClosedWindow], tuple[str, Placement | None]] = lambda _: ("", None),
 ) -> Iterator[WindowGroup]:
-    """Groups of windows of the same lane, phase, kind, size, stride, scope and reference.
+    """Groups of windows of the same lane, phase, kind, size, stride, scope, reference, placement.
 
     Args:
         windows: With at least one accepted row each.
         find_reference: (lane, phase, logical close time) → the trailing reference.
+        find_placement: Window → id of the placement, and the placement.
     """
     members: dict[tuple[object, ...], list[ClosedWindow]] = defaultdict(list)
     references: dict[str, TrailingReference | None] = {"": None}
+    placements: dict[str, Placement | None] = {}
     for window in windows:
         series = window.span.series
         reference = None
@@ -70,6 +78,8 @@ def group_windows(
             reference = find_reference(series.lane, series.phase, window.close_time_us)
         name = reference.reference_id if reference else ""
         references[name] = reference
+        placement_id, placement = find_placement(window)
+        placements[placement_id] = placement
         key: tuple[object, ...] = (
             series.lane,
             series.phase,
@@ -79,6 +89,7 @@ def group_windows(
             window.span.size,
             window.span.stride,
             name,
+            placement_id,
         )
         members[key].append(window)
     for group_key, found in members.items():
@@ -86,10 +97,21 @@ def group_windows(
         most = max(1, GROUP_BYTES // (8 * len(lane.layers) * lane.experts or 1))
         ordered = sorted(found, key=lambda window: (window.start, window.span.series.task))
         for begin in range(0, len(ordered), most):
-            yield _group(ordered[begin : begin + most], references[str(group_key[-1])])
+            name, placement_id = str(group_key[-2]), str(group_key[-1])
+            yield _group(
+                ordered[begin : begin + most],
+                references[name],
+                placement_id,
+                placements[placement_id],
+            )
 
 
-def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> WindowGroup:
+def _group(
+    windows: list[ClosedWindow],
+    reference: TrailingReference | None,
+    placement_id: str,
+    placement: Placement | None,
+) -> WindowGroup:
     span = windows[0].span
     series = span.series
     sums = [window.sums for window in windows]
@@ -130,6 +152,9 @@ def _group(windows: list[ClosedWindow], reference: TrailingReference | None) -> 
         trailing_id=reference.reference_id if reference else "",
         scene_tokens=scene_tokens,
         router=_router(sums),
+        passes=[] if all(each.passes is None for each in sums) else [each.passes for each in sums],
+        placement=placement,
+        placement_id=placement_id,
         **_requests_compared(span, sums),
     )
 

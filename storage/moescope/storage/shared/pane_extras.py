@@ -1,4 +1,4 @@
-"""Sums of what panes know beside counts: positions, similarity panes, lags."""
+"""Sums of what panes know beside counts: positions, similarity panes, lags, passes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moescope.core.router_sums import POSITIONS, LagSums, PositionCounts, SimilaritySums
+from moescope.core.router_sums import (
+    POSITIONS,
+    LagSums,
+    PassSums,
+    PositionCounts,
+    SimilaritySums,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +21,15 @@ if TYPE_CHECKING:
 def add_lags(one: LagSums, other: LagSums) -> LagSums:
     """Both together."""
     return LagSums(one.overlap + other.overlap, one.pairs + other.pairs)
+
+
+def add_passes(one: PassSums, other: PassSums) -> PassSums:
+    """Both together."""
+    return PassSums(
+        one.passes + other.passes,
+        one.imbalance + other.imbalance,
+        np.maximum(one.largest, other.largest),
+    )
 
 
 def add_similarity(one: SimilaritySums, other: SimilaritySums) -> SimilaritySums:

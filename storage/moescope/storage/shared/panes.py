@@ -12,6 +12,7 @@ from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.core.vocabulary import WindowKind
 from moescope.storage.shared.pane_extras import (
     add_lags,
+    add_passes,
     add_similarity,
     merge_positions,
 )
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.core.emission import SharedDelta
-    from moescope.core.router_sums import LagSums, PositionCounts, SimilaritySums
+    from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
     from moescope.storage.shared.spans import WindowSpan
 
 
@@ -44,6 +45,7 @@ class PaneSums:
         scene_tokens: Accepted rows per scene.
         router: int64 [L, ROUTER_SUMS]; None where no pane has any.
         lags: Lag overlap of sampled requests, if any.
+        passes: Passes, if they are known.
         by_start: Similarity panes that lie inside the window, by start.
         position_parts: Counts at sampled positions, not merged yet.
         is_empty: Whether no pane with rows was added so far.
@@ -61,6 +63,7 @@ class PaneSums:
     scene_tokens: dict[str, int] = field(default_factory=dict)
     router: NDArray[np.int64] | None = None
     lags: LagSums | None = None
+    passes: PassSums | None = None
     by_start: dict[int, SimilaritySums] = field(default_factory=dict)
     position_parts: list[PositionCounts] = field(default_factory=list)
     is_empty: bool = True
@@ -69,7 +72,9 @@ class PaneSums:
         """Add one pane, or one part of it."""
         if delta.similarity is not None:
             self._add_similarity(delta.similarity)
-        if is_only_similarity(delta):
+        if delta.passes is not None:
+            self._add_passes(delta.passes)
+        if is_without_rows(delta):
             return
         if self.is_empty:
             # Most windows are one pane.
@@ -92,6 +97,14 @@ class PaneSums:
         for scene, tokens in delta.scene_tokens.items():
             if tokens:
                 self.scene_tokens[scene] = self.scene_tokens.get(scene, 0) + tokens
+        self._add_profiles(delta)
+
+    def _add_similarity(self, pane: SimilaritySums) -> None:
+        if self.span.low <= pane.start_us and pane.start_us + pane.size_us <= self.span.high:
+            known = self.by_start.get(pane.start_us)
+            self.by_start[pane.start_us] = pane if known is None else add_similarity(known, pane)
+
+    def _add_profiles(self, delta: SharedDelta) -> None:
         if delta.router is not None:
             self.router = delta.router if self.router is None else self.router + delta.router
         if delta.positions is not None:
@@ -99,10 +112,8 @@ class PaneSums:
         if delta.lags is not None:
             self.lags = delta.lags if self.lags is None else add_lags(self.lags, delta.lags)
 
-    def _add_similarity(self, pane: SimilaritySums) -> None:
-        if self.span.low <= pane.start_us and pane.start_us + pane.size_us <= self.span.high:
-            known = self.by_start.get(pane.start_us)
-            self.by_start[pane.start_us] = pane if known is None else add_similarity(known, pane)
+    def _add_passes(self, passes: PassSums) -> None:
+        self.passes = passes if self.passes is None else add_passes(self.passes, passes)
 
     @property
     def positions(self) -> PositionCounts | None:
@@ -115,10 +126,13 @@ class PaneSums:
         return [self.by_start[start] for start in sorted(self.by_start)]
 
 
-def is_only_similarity(delta: SharedDelta) -> bool:
-    """Whether a delta closes a similarity pane and tells of no row, not even of a lost one."""
+def is_without_rows(delta: SharedDelta) -> bool:
+    """Whether a delta tells of no row, not even of a lost one, but of what rows before it were.
+
+    It closes a similarity pane, or passes whose rows came in an earlier commit.
+    """
     told = delta.seen or delta.lost or delta.unknown_gap
-    return delta.similarity is not None and not told
+    return (delta.similarity is not None or delta.passes is not None) and not told
 
 
 def first_in_window(delta: SharedDelta, window_start: int) -> int:

@@ -18,7 +18,7 @@ from moescope.storage.shared.intervals import (
     is_too_late,
     lateness,
 )
-from moescope.storage.shared.panes import is_only_similarity
+from moescope.storage.shared.panes import is_without_rows
 from moescope.storage.shared.spans import RETENTION_US, Series, WindowSpan
 from moescope.storage.shared.tasks import ClosedTask, TaskMinute, TaskWindows
 
@@ -101,8 +101,8 @@ class SharedWindows:
     ) -> Accepted:
         """Open the windows of deltas; `refused` are closed windows that cannot change.
 
-        A delta that only brings a similarity pane is kept, but opens no window: without a row
-        there is none.
+        A delta that only brings a similarity pane, or passes, is kept, but opens no window:
+        without a row there is none.
 
         Every other window that `late` named opens again. Task windows that `late` named and
         that are not refused have to be reopened by `reopen` before.
@@ -137,7 +137,7 @@ class SharedWindows:
         self, delta: SharedDelta, clock: DomainClock, refused: Collection[WindowSpan]
     ) -> tuple[int, bool]:
         if not self._intervals.may_be_late(delta, clock):
-            if not is_only_similarity(delta):
+            if not is_without_rows(delta):
                 self._intervals.open_all(delta)
             return 0, self._intervals.has_windows(delta.kind)
         missed, taken = 0, False
@@ -145,7 +145,7 @@ class SharedWindows:
             if span in refused or (is_closed(span, clock) and is_too_late(span, clock)):
                 missed += 1
             else:
-                if not is_only_similarity(delta):
+                if not is_without_rows(delta):
                     self._intervals.open(span)
                 taken = True
         return missed, taken
@@ -203,7 +203,7 @@ class SharedWindows:
                 self._tasks.add(Series.of(delta), _minute(delta))
                 continue
             if not (delta.seen or delta.lost or delta.unknown_gap):
-                # A similarity pane, which was not read back.
+                # It tells of what rows were, and opens no window.
                 continue
             clock = clocks[delta.lane.domain]
             for span in self._intervals.spans(delta):

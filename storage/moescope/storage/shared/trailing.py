@@ -14,7 +14,7 @@ import numpy as np
 
 from moescope.core.emission import TrailingReference
 from moescope.core.vocabulary import ScopeKind, WindowKind
-from moescope.storage.shared.panes import is_only_similarity
+from moescope.storage.shared.panes import is_without_rows
 from moescope.storage.shared.spans import SECOND_US
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class TrailingReferences:
         """Add a pane of scope `all` to its period; other panes are not looked at."""
         if delta.kind is not WindowKind.TIME or delta.scope_kind is not ScopeKind.ALL:
             return
-        if is_only_similarity(delta):
+        if is_without_rows(delta):
             return
         trail = self._trails.setdefault((delta.lane, delta.phase), _Trail())
         period = delta.pane // GRID_US
