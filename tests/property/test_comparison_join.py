@@ -68,11 +68,10 @@ def chosen(row: Row) -> list[set[int]]:
 
 def plain_js(reference: Counter[int], counts: Counter[int]) -> float:
     """The smoothed divergence in bits, expert by expert."""
-    n = reference.total()
-    q = [(reference[expert] + 0.5) / (n + EXPERTS / 2) for expert in range(EXPERTS)]
-    p = [
-        (counts[expert] + EXPERTS / 2 * q[expert]) / (n + EXPERTS / 2) for expert in range(EXPERTS)
-    ]
+    p, q = (
+        [(side[expert] + 0.5) / (side.total() + EXPERTS / 2) for expert in range(EXPERTS)]
+        for side in (counts, reference)
+    )
     middle = [(x + y) / 2 for x, y in zip(p, q, strict=True)]
     return sum(
         (x * log2(x / m) + y * log2(y / m)) / 2 for x, y, m in zip(p, q, middle, strict=True)

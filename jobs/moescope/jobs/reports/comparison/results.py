@@ -15,7 +15,8 @@ from moescope.jobs.reports.comparison.schema import (
     Overall,
     PositionAgreement,
 )
-from moescope.processors.metrics import divergence, noise_floor, noise_floor_table
+from moescope.processors.metrics import noise_floor, noise_floor_table, smoothed_reference
+from moescope.processors.metrics.divergence import divergence_terms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,8 @@ def agreement_by_layer(sums: AgreementSums, shape: RouteShape) -> list[LayerAgre
     """Agreement at each layer, beside what a count metric sees of the same pairs."""
     requests, tokens = len(sums.requests), int(sums.tokens.sum())
     worth = _worth(shape.top_k)
-    js = divergence(sums.counts_b, sums.counts_a).js
+    # Both are smoothed alike, so that equal counts have no divergence, however few they are.
+    js, _ = divergence_terms(smoothed_reference(sums.counts_a), smoothed_reference(sums.counts_b))
     floors = noise_floor(noise_floor_table(sums.counts_a, shape.top_k).js, tokens)
     found = []
     for at, layer in enumerate(shape.layers):
@@ -40,7 +42,7 @@ def agreement_by_layer(sums: AgreementSums, shape: RouteShape) -> list[LayerAgre
                 jaccard=_known(share_of(common @ worth.jaccard, sums.tokens, requests)),
                 same_set=_known(share_of(common[:, -1], sums.tokens, requests)),
                 top1=share_of(sums.top1_same[:, at], sums.top1_known[:, at], requests),
-                js_divergence=float(js[at]),
+                js_divergence=float(js[at].sum()),
                 noise_floor=float(floors[at]),
                 parts_here=int(sums.first_differing[at]) / tokens,
             )

@@ -57,9 +57,10 @@ class LayerAgreement(TypedDict):
         jaccard: Mean |S ∩ T| / (2k − |S ∩ T|).
         same_set: Share of tokens with S = T.
         top1: Share of tokens with one top-1; None where rank order is unknown.
-        js_divergence: Of the counts of the same pairs, base 2: what a count metric sees.
-        noise_floor: What chance alone would make of that divergence, for as many independent
-            tokens.
+        js_divergence: Of both sides' counts of the same tokens, base 2, each smoothed by half an
+            assignment per expert: what a count metric can see.
+        noise_floor: That of the metric `js_divergence` for a window of as many tokens: what chance
+            alone makes.
         parts_here: Share of the tokens for which this is the first layer that differs.
     """
 
