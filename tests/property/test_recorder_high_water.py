@@ -13,9 +13,16 @@ ROWS = st.lists(
         st.integers(0, 6),
         st.sampled_from([Phase.PREFILL, Phase.DECODE, Phase.DRAFT, Phase.WARMUP]),
         st.booleans(),
+        st.sampled_from([1, 1, 1, 25]),
     ),
     min_size=1,
     max_size=12,
+).map(
+    lambda drawn: [
+        (name, position + more, phase, is_padding)
+        for name, position, phase, is_padding, rows in drawn
+        for more in range(rows)
+    ]
 )
 
 

@@ -131,7 +131,7 @@ class Fleet:
 
 
 @given(STEPS)
-@settings(max_examples=30)
+@settings(max_examples=25)
 def test_every_row_is_shipped_once_or_counted_as_lost(
     steps: list[tuple[Any, ...]],
 ) -> None:

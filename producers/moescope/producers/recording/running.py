@@ -23,6 +23,9 @@ MAX_RUNNING: Final = 65_536
 _RECOMPUTED: Final = np.uint8(RowFlag.RECOMPUTED)
 _PADDING: Final = np.uint8(RowFlag.PADDING)
 NEVER_COUNTED_PHASES: Final = (Phase.WARMUP, Phase.DRAFT)
+_NEVER_COUNTS: Final = np.array([phase in NEVER_COUNTED_PHASES for phase in Phase])
+_SHORT_RUN: Final = 16
+"""Rows that Python visits sooner than NumPy has begun."""
 
 
 class RunningRequest:
@@ -233,7 +236,7 @@ def flags_for(
             return flags
         outside = padding
     else:
-        unhealthy = np.isin(phase, NEVER_COUNTED_PHASES)
+        unhealthy = _NEVER_COUNTS[phase]
         outside = unhealthy if padding is None else unhealthy | padding
     if outside is not None and outside.any():
         _flag_some(flags, requests, counts, position, outside)
@@ -262,6 +265,10 @@ def _flag_runs(
 ) -> None:
     start = 0
     for running, rows in zip(requests, counts, strict=True):
+        if rows <= _SHORT_RUN:
+            _flag_short_run(flags, running, start, position[start : start + rows].tolist())
+            start += rows
+            continue
         here = position[start : start + rows].astype(np.int64, copy=False)
         highest = np.maximum.accumulate(here)
         before = np.empty_like(highest)
@@ -270,6 +277,18 @@ def _flag_runs(
         flags[start : start + rows][here <= before] |= _RECOMPUTED
         running.high_water = max(running.high_water, int(highest[-1]))
         start += rows
+
+
+def _flag_short_run(
+    flags: NDArray[np.uint8], running: RunningRequest, start: int, positions: list[int]
+) -> None:
+    highest = running.high_water
+    for index, each in enumerate(positions, start):
+        if each > highest:
+            highest = each
+        else:
+            flags[index] |= _RECOMPUTED
+    running.high_water = highest
 
 
 def _flag_some(
@@ -293,6 +312,6 @@ def _flag_some(
 
 def rows_kept(counts: Sequence[int], keep: NDArray[np.bool_]) -> list[int]:
     """How many rows of each run (of at least one row) a mask over all rows keeps."""
-    starts = np.cumsum([0, *counts[:-1]])
+    starts = np.array([0, *counts[:-1]]).cumsum()
     kept: list[int] = np.add.reduceat(keep, starts, dtype=np.int64).tolist()
     return kept
