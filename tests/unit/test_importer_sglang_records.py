@@ -148,7 +148,8 @@ def test_padding_drafts_and_idle_passes(tmp_path: Path) -> None:
         ({"extend_seq_lens": None}, "extend_seq_lens do not match the tokens"),
         ({"extend_seq_lens": 2}, "extend_seq_lens is no list"),
         ({"forward_mode": 99}, "a pass of an unknown mode"),
-        ({"forward_pass_id": "1"}, f"forward_pass_id is no integer from 0 to {2**53}"),
+        ({"forward_pass_id": "1"}, "forward_pass_id is no integer"),
+        ({"forward_pass_id": -1}, f"forward_pass_id is no integer from 0 to {2**53}"),
         ({"gatherer_key": "child_a"}, "a part of a pass"),
         (
             {"topk_ids_of_layer": np.full((LAYERS, 2, 8), PHYSICAL, np.int32)},

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.tensor_files import text, write_tensors
+from support.tensor_files import pickled, text, write_tensors
 
-from moescope.producers.importers import ImportFormatError
+from moescope.producers.importers import ImportFormatError, import_files
 from moescope.producers.importers.tensor_archive import open_tensors
 from moescope.producers.importers.tensor_pickle import TensorPickleError, TensorView, load
 
@@ -139,6 +139,36 @@ def test_tensors_outside_of_their_storage_are_refused(body: bytes, tmp_path: Pat
     path = write_tensors(tmp_path / "a.pt", np.zeros(4, np.int32), pickle=body)
     with open_tensors(path, MIB) as archive, pytest.raises(ImportFormatError):
         archive.array(archive.data)
+
+
+def test_views_of_the_same_numbers_are_bounded_together(tmp_path: Path) -> None:
+    """A few bytes per view would otherwise copy a storage a million times."""
+    path = write_tensors(tmp_path / "a.pt", np.zeros(1_000, np.int64))
+    with open_tensors(path, 20_000) as archive:
+        archive.array(archive.data)
+        with pytest.raises(ImportFormatError, match="more memory"):
+            archive.array(archive.data)
+
+
+def test_lists_that_name_each_other_are_never_printed(tmp_path: Path) -> None:
+    """Doubled forty times, a list of nothing has a thousand billion entries when printed."""
+    lists = b"]q\x00" + b"".join(
+        b"](h" + bytes([n]) + b"h" + bytes([n]) + b"eq" + bytes([n + 1]) for n in range(40)
+    )
+    record = b"}(" + text("lists") + b"](" + lists + b"e" + text("forward_pass_id") + b"h\x28"
+    counts = np.ones((1, 2), np.int64)
+    arrays: list[np.ndarray[Any, Any]] = []
+    record += text("global_physical_count") + pickled(counts, arrays) + b"u"
+    placed = text("last_physical_to_logical_map") + pickled(counts, arrays)
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        body = b"\x80\x02}(" + text("records") + b"](" + record + b"e" + placed + b"u."
+        archive.writestr("archive/data.pkl", body)
+        archive.writestr("archive/data/0", counts.tobytes())
+        archive.writestr("archive/data/1", counts.tobytes())
+    with pytest.raises(ImportFormatError, match="No counts of") as raised:
+        import_files("sglang-records", [path], tmp_path / "log", {"top_k": "2"})
+    assert "forward_pass_id is no integer" in str(raised.value.why)
 
 
 def test_compressed_entries_and_foreign_archives_are_refused(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def _counted(
     if int(counts.min()) < 0:
         raise RejectedLineError("counts below 0")
     return CountedPass(
-        number=as_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
-        rank=as_integer(fields.get("rank"), "rank", _LARGEST_RANK),
+        number=_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
+        rank=_integer(fields.get("rank"), "rank", _LARGEST_RANK),
         record=number,
         counts=counts,
     )
@@ -193,14 +193,14 @@ def _detailed(
     if lengths is not None and not isinstance(lengths, list):
         raise RejectedLineError("extend_seq_lens is no list")
     return DetailedPass(
-        number=as_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
-        rank=as_integer(fields.get("rank"), "rank", _LARGEST_RANK),
+        number=_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
+        rank=_integer(fields.get("rank"), "rank", _LARGEST_RANK),
         record=number,
-        mode=as_integer(fields.get("forward_mode"), "forward_mode", 255),
+        mode=_integer(fields.get("forward_mode"), "forward_mode", 255),
         positions=positions,
         lengths=None
         if lengths is None
-        else tuple(as_integer(part, "extend_seq_lens", _LARGEST_POSITION) for part in lengths),
+        else tuple(_integer(part, "extend_seq_lens", _LARGEST_POSITION) for part in lengths),
         ids=ids,
     )
 
@@ -209,8 +209,15 @@ def _fields(record: Any) -> dict[str, Any]:  # noqa: ANN401 (from a file)
     if not isinstance(record, dict):
         raise RejectedLineError("a record that is no dictionary")
     if record.get("gatherer_key", _PRIMARY) != _PRIMARY:
-        raise RejectedLineError("a part of a pass", repr(record["gatherer_key"])[:80])
+        raise RejectedLineError("a part of a pass", "of two-batch overlap")
     return record
+
+
+def _integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (from a file)
+    # What else it is stays unsaid: printing it could take for ever where lists name each other.
+    if type(value) is not int:
+        raise RejectedLineError(f"{name} is no integer")
+    return as_integer(value, name, largest)
 
 
 def _positions(archive: TensorArchive, value: Any) -> NDArray[np.int32]:  # noqa: ANN401

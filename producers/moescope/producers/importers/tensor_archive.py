@@ -33,6 +33,7 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 _BYTES_PER_VALUE: Final = 64
 """About what one object of a pickle takes in memory."""
+_BYTES_PER_NUMBER: Final = 8
 _MOST_AXES: Final = 8
 _LONGEST_AXIS: Final = 2**31
 _DAMAGES = (
@@ -82,8 +83,9 @@ class TensorArchive:
         if dtype is None:
             raise _refusal(self._path, f"A tensor is of type {view.storage.kind[:80]!r}.")
         axes = len(view.shape)
-        is_known = axes <= _MOST_AXES and axes == len(view.strides)
-        if not is_known or not all(0 <= length <= _LONGEST_AXIS for length in view.shape):
+        if axes > _MOST_AXES or axes != len(view.strides):
+            raise _refusal(self._path, f"A tensor has {axes} axes, {len(view.strides)} strides.")
+        if not all(0 <= length <= _LONGEST_AXIS for length in view.shape):
             raise _refusal(self._path, f"A tensor has shape {view.shape}, strides {view.strides}.")
         size = math.prod(view.shape)
         last = view.offset + sum(
@@ -91,10 +93,12 @@ class TensorArchive:
         )
         storage = self._storage(view, dtype)
         is_inside = view.offset >= 0 and min((*view.strides, 0)) >= 0 and last < len(storage)
-        if size and (not is_inside or size > self._left + len(storage)):
+        if size and not is_inside:
             raise _refusal(
                 self._path, f"A tensor of shape {view.shape} lies outside of its storage."
             )
+        # Any number of views may name the same numbers: what callers copy has to be bounded.
+        self._spend(size * _BYTES_PER_NUMBER)
         if not size:
             return self._empty(view.shape, dtype)
         return np.lib.stride_tricks.as_strided(
@@ -122,18 +126,21 @@ class TensorArchive:
             raise _refusal(self._path, f"Its entry data/{key[:80]} is not what data.pkl says.")
         return storage
 
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ImportFormatError(
+                f"The tensors of {self._path} need more memory than allowed.",
+                next_step="Raise -o max_memory_mib, or dump more often.",
+            )
+
     def _entry(self, name: str) -> bytes:
         """Bytes of an entry. Entries are stored as they are; a compressed one may be a bomb."""
         try:
             info = self._archive.getinfo(self._prefix + name)
             if info.compress_type != zipfile.ZIP_STORED:
                 raise _refusal(self._path, f"Its entry {name[:80]} is compressed.")
-            self._left -= info.file_size
-            if self._left < 0:
-                raise ImportFormatError(
-                    f"The tensors of {self._path} need more memory than allowed.",
-                    next_step="Raise -o max_memory_mib, or dump more often.",
-                )
+            self._spend(info.file_size)
             return self._archive.read(info)
         except _DAMAGES as error:
             raise _refusal(self._path, f"Its entry {name[:80]}: {error}") from error
@@ -145,7 +152,8 @@ def open_tensors(path: Path, most_bytes: int) -> Iterator[TensorArchive]:
 
     Args:
         path: The file; plain or compressed.
-        most_bytes: Bound of all that is read of it.
+        most_bytes: Bound of all that is read of it, and of all numbers that are taken from it at
+            8 bytes each.
 
     Raises:
         ImportFormatError: It cannot be read, is none, is damaged, or holds other things than data.
