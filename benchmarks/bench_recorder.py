@@ -9,7 +9,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PASS_REQUESTS = 64
 RING_BYTES = 256 << 20
 STEP_S = 0.002
+CHUNK = 64
 
 STEPS_PER_REQUEST = 256
 MEMORY = Path("/dev/shm")  # noqa: S108 (where the documentation puts rings)
@@ -35,11 +36,13 @@ TEXT = f"""
 `Recorder.record` for a decode step of {PASS_REQUESTS} requests, and for a prompt of 1,024 tokens;
 {LAYERS} layers, {TOP_K} of {EXPERTS} experts. A request lasts {STEPS_PER_REQUEST} steps, then
 another takes its place: the list of requests changes every {STEPS_PER_REQUEST // PASS_REQUESTS}
-calls. The calls come {STEP_S * 1e3:.0f} ms apart, as from an engine that waits for its
-accelerator; each call's wall-clock time is taken, and the CPU time of its thread, which leaves out
-what other programs do to it. The agent runs beside it in a process of its own, or does not run.
-The ring is on a memory file system, where the machine has one, or on a disk. *The agent's
-throughput*: what is in the ring, to the batch log, by one thread.
+calls. *With scores*: entropy, margin and a pass number beside the ids, as a probe of torch passes
+them. *Mixed*: all requests but one decode, and one computes {CHUNK} tokens of its prompt; with a
+phase per row, rows per request, scores and a pass number. The calls come {STEP_S * 1e3:.0f} ms
+apart, as from an engine that waits for its accelerator; each call's wall-clock time is taken, and
+the CPU time of its thread, which leaves out what other programs do to it. The agent runs beside it
+in a process of its own, or does not run. The ring is on a memory file system, where the machine has
+one, or on a disk. *The agent's throughput*: what is in the ring, to the batch log, by one thread.
 """
 
 _AGENT = """
@@ -103,6 +106,45 @@ def _decode(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> _Taken:
     return taken
 
 
+def _with_scores(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> _Taken:
+    """A decode step with entropy and margin in each call."""
+    names = [f"scored-{number:06d}" for number in range(PASS_REQUESTS)]
+    scores = np.random.default_rng(5).random((PASS_REQUESTS, LAYERS), np.float32)
+    rows = ids[:PASS_REQUESTS]
+    taken = _Taken([], [])
+    for step in range(calls):
+        positions = np.full(PASS_REQUESTS, step)
+        more: dict[str, Any] = {"entropy": scores, "margin": scores, "pass_id": step}
+        taken.add(partial(recorder.record, names, positions, rows, "decode", **more))
+    for name in names:
+        recorder.end_request(name)
+    return taken
+
+
+def _mixed(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> _Taken:
+    """A pass of decode rows and a piece of one prompt in each call."""
+    names = [f"mixed-{number:06d}" for number in range(PASS_REQUESTS)]
+    counts = np.ones(PASS_REQUESTS, np.int64)
+    counts[-1] = CHUNK
+    count = PASS_REQUESTS - 1 + CHUNK
+    scores = np.random.default_rng(6).random((count, LAYERS), np.float32)
+    phase = np.repeat(np.array([1, 0], np.uint8), [PASS_REQUESTS - 1, CHUNK])
+    rows = ids[:count]
+    taken = _Taken([], [])
+    for step in range(calls):
+        positions = np.append(np.full(PASS_REQUESTS - 1, step), CHUNK * step + np.arange(CHUNK))
+        more: dict[str, Any] = {
+            "entropy": scores,
+            "margin": scores,
+            "pass_id": step,
+            "rows_per_request": counts,
+        }
+        taken.add(partial(recorder.record, names, positions, rows, phase, **more))
+    for name in names:
+        recorder.end_request(name)
+    return taken
+
+
 def _prompts(recorder: Recorder, ids: NDArray[np.uint8], calls: int) -> _Taken:
     positions = np.arange(len(ids))
     taken = _Taken([], [])
@@ -147,6 +189,8 @@ def measure(scale: Scale) -> Result:
                 _decode(recorder, ids, 20)
                 decode = _decode(recorder, ids, calls)
                 prompts = _prompts(recorder, ids, calls // 8)
+                scored = _with_scores(recorder, ids, calls // 2)
+                mixed = _mixed(recorder, ids, calls // 2)
                 counters = recorder.counters()
             if agent is not None:
                 agent.communicate()
@@ -155,6 +199,8 @@ def measure(scale: Scale) -> Result:
                 raise AssertionError(message)
         figures += _figures(f"decode step of {PASS_REQUESTS} requests, {what}", decode, 100)
         figures += _figures(f"prompt of 1,024 tokens, {what}", prompts, None)
+        figures += _figures(f"decode step with scores, {what}", scored, None)
+        figures += _figures(f"mixed pass, {what}", mixed, None)
     figures.append(_agent_throughput(ids, scale))
     return Result(topic="recorder", title="Recording", text=TEXT, order=7, figures=figures)
 
