@@ -14,6 +14,7 @@ from support.comparison_logs import Batch, Row, plain_rows, write_log
 from moescope.core.errors import InsufficientDataError
 from moescope.core.vocabulary import Phase, RowFlag
 from moescope.jobs.reports.comparison import compare, find_side
+from moescope.jobs.reports.comparison.build import MEMORY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,7 @@ _batches = st.lists(
     max_size=4,
 )
 
-_memory = st.sampled_from([{}, {"memory_bytes": 300}])
+_memory = st.sampled_from([MEMORY_BYTES, 300])
 
 
 def first_sightings(rows: Sequence[Row], by: str) -> dict[tuple[object, int], Row]:
@@ -136,7 +137,7 @@ def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:  # noqa: ANN401 (t
 @settings(max_examples=25, deadline=None)
 @given(a=_batches, b=_batches, by=st.sampled_from(["content", "request"]), memory=_memory)
 def test_joining_is_that_of_a_dictionary(
-    a: list[Batch], b: list[Batch], by: JoinBy, memory: dict[str, int]
+    a: list[Batch], b: list[Batch], by: JoinBy, memory: int
 ) -> None:
     """First sightings, what is left out and every share, however little memory there is."""
     sides = [plain_rows(batches, by) for batches in (a, b)]
@@ -146,13 +147,14 @@ def test_joining_is_that_of_a_dictionary(
     if by == "request":
         pairs = [(x, y) for x, y in pairs if not (x.key and y.key) or x.key == y.key]
     with TemporaryDirectory() as folder:
-        roots = [write_log(Path(folder, name), rows) for name, rows in (("a", a), ("b", b))]
-        found = [find_side(root) for root in roots]
+        found = [
+            find_side(write_log(Path(folder, name), rows)) for name, rows in (("a", a), ("b", b))
+        ]
         if not pairs:
             with pytest.raises(InsufficientDataError):
-                compare(*found, by=by, fewest_pairs=1, **memory)
+                compare(found[0], found[1], by=by, fewest_pairs=1, memory_bytes=memory)
             return
-        report = compare(*found, by=by, fewest_pairs=1, **memory)
+        report = compare(found[0], found[1], by=by, fewest_pairs=1, memory_bytes=memory)
     check(report, pairs)
     assert report["other_content"] == matched - len(pairs)
     for name, rows, seen in zip("ab", sides, first, strict=True):
@@ -164,9 +166,7 @@ def test_joining_is_that_of_a_dictionary(
 
 @settings(max_examples=12, deadline=None)
 @given(a=_batches, memory=_memory)
-def test_repeats_are_compared_with_their_first_sighting(
-    a: list[Batch], memory: dict[str, int]
-) -> None:
+def test_repeats_are_compared_with_their_first_sighting(a: list[Batch], memory: int) -> None:
     """A third sighting is compared with the first, not with the second."""
     rows = plain_rows(a, "content")
     first = first_sightings(rows, "content")
@@ -179,9 +179,9 @@ def test_repeats_are_compared_with_their_first_sighting(
         side = find_side(write_log(Path(folder, "a"), a))
         if not pairs:
             with pytest.raises(InsufficientDataError):
-                compare(side, None, fewest_pairs=1, **memory)
+                compare(side, None, fewest_pairs=1, memory_bytes=memory)
             return
-        report = compare(side, None, fewest_pairs=1, **memory)
+        report = compare(side, None, fewest_pairs=1, memory_bytes=memory)
     check(report, pairs)
     times_seen = Counter((row.key, row.position) for row in rows)
     assert report["a"]["unmatched"] == sum(times == 1 for times in times_seen.values())

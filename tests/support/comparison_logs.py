@@ -44,10 +44,11 @@ class Batch:
     with_margin: bool = True
     is_ranked: bool = True
     scene: str = "chat"
+    experts: int = 8
     header: tuple[tuple[str, Any], ...] = ()
 
 
-def write_log(root: Path, batches: Iterable[Batch], *, experts: int = 8) -> Path:
+def write_log(root: Path, batches: Iterable[Batch]) -> Path:
     """Write batches, each to its node's partition; the root."""
     by_node: dict[str, list[Batch]] = {}
     for batch in batches:
@@ -55,19 +56,19 @@ def write_log(root: Path, batches: Iterable[Batch], *, experts: int = 8) -> Path
     for node, own in by_node.items():
         with BatchLogWriter(root, node, settings=WriterSettings(durability="none")) as writer:
             for sequence, batch in enumerate(own):
-                writer.append(encode_batch(_routing_batch(batch, sequence, experts)))
+                writer.append(encode_batch(_routing_batch(batch, sequence)))
             writer.seal()
     return root
 
 
-def _routing_batch(batch: Batch, sequence: int, experts: int) -> RoutingBatch:
+def _routing_batch(batch: Batch, sequence: int) -> RoutingBatch:
     rows = batch.rows
     names = sorted({row.request for row in rows})
     top_k = len(rows[0].ids[0])
     fields: dict[str, Any] = {
         "node": batch.node,
         "sequence": sequence,
-        "experts": experts,
+        "experts": batch.experts,
         "top_k": top_k,
         "layers": np.array(LAYERS, np.uint16),
         "rank_order": RankOrder.SELECTION_SCORE if batch.is_ranked else RankOrder.UNKNOWN,
@@ -91,14 +92,14 @@ def _routing_batch(batch: Batch, sequence: int, experts: int) -> RoutingBatch:
         ),
         routes=Routes.from_ids(
             np.array([row.ids for row in rows]),
-            experts,
+            batch.experts,
             ranked=batch.is_ranked,
             margin=np.array([row.margin for row in rows]) if batch.with_margin else None,
         ),
     )
 
 
-def plain_rows(batches: Sequence[Batch], by: str, experts: int = 8) -> list[Row]:
+def plain_rows(batches: Sequence[Batch], by: str) -> list[Row]:
     """The rows that a comparison may use, in the order in which sightings count.
 
     Rows without a known top-1 or margin carry an empty tuple of margins or no order.
@@ -113,7 +114,7 @@ def plain_rows(batches: Sequence[Batch], by: str, experts: int = 8) -> list[Row]
                     continue
                 if row.phase in {Phase.WARMUP, Phase.DRAFT}:
                     continue
-                if any(len(set(ids)) < len(ids) or max(ids) >= experts for ids in row.ids):
+                if any(len(set(ids)) < len(ids) or max(ids) >= batch.experts for ids in row.ids):
                     continue
                 found.append(
                     replace(

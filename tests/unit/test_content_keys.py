@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from moescope.core.errors import InputError
 from moescope.producers.content_keys import LARGEST_TOKEN, ContentPrefix, content_keys, step_keys
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 
 def plain_keys(tokens: list[int], secret: bytes) -> list[int]:
@@ -88,7 +92,7 @@ def test_keys_are_equal_exactly_while_prefixes_are() -> None:
 @pytest.mark.parametrize(
     "tokens", [[-1], [2**32], [[1]], [0.5], [2**63]], ids=["padding", "large", "2d", "real", "huge"]
 )
-def test_what_is_no_token_id_is_refused(tokens: list[object]) -> None:
+def test_what_is_no_token_id_is_refused(tokens: ArrayLike) -> None:
     """A padding id of −1 would give keys that match nothing, without a word."""
     prefix = ContentPrefix()
     with pytest.raises(InputError):

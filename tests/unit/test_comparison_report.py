@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from support.comparison_logs import Batch, Row, write_log
+from typer.testing import CliRunner
+
+from moescope.console.app import app
+from moescope.core.errors import InputError, InsufficientDataError
+from moescope.core.vocabulary import IdSpace, Origin, Phase
+from moescope.jobs.reports.comparison import Limits, compare, find_side
+from moescope.jobs.reports.comparison.intervals import share_of
+from moescope.jobs.reports.comparison.page import comparison_html
+from moescope.jobs.reports.comparison.pictures import (
+    counts_picture,
+    layers_picture,
+    margins_picture,
+    positions_picture,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAME = ((0, 1, 2), (3, 4, 5))
+OTHER = ((0, 1, 2), (3, 4, 6))
+
+
+def rows(
+    ids: tuple[tuple[int, ...], ...] = SAME,
+    *,
+    requests: int = 4,
+    tokens: int = 6,
+    first_key: int = 1,
+) -> tuple[Row, ...]:
+    """Requests of a few tokens, each with a key of its own."""
+    return tuple(
+        Row(f"r{request}", position, ids, key=first_key + request * tokens + position)
+        for request in range(requests)
+        for position in range(tokens)
+    )
+
+
+def half_other() -> tuple[Row, ...]:
+    """The same rows, half of them with another expert in the second layer."""
+    return tuple(
+        replace(row, ids=OTHER) if number % 2 else row for number, row in enumerate(rows())
+    )
+
+
+def compared(folder: Path, a: list[Batch], b: list[Batch], **options: Any) -> Any:  # noqa: ANN401
+    """Compare two lists of batches."""
+    sides = [write_log(folder / name, batches) for name, batches in (("a", a), ("b", b))]
+    return compare(*map(find_side, sides), **{"fewest_pairs": 1} | options)
+
+
+def with_header(**fields: object) -> Batch:
+    """A batch whose header says something special."""
+    return Batch(rows(), header=tuple(fields.items()))
+
+
+def test_routes_that_agree_are_said_to(tmp_path: Path) -> None:
+    """Nobody has to read a table of hundreds."""
+    report = compared(tmp_path, [Batch(rows())], [Batch(rows())])
+    assert report["overall"]["all_layers"]["value"] == 1.0
+    assert report["overall"]["largest_js_divergence"] == 0.0
+    assert "Their routes are the same in every layer." in report["summary"]
+    assert report["findings"] == []
+
+
+def test_half_of_the_tokens_differ_in_one_layer(tmp_path: Path) -> None:
+    """The opening has the numbers that can be counted by hand."""
+    report = compared(tmp_path, [Batch(rows())], [Batch(half_other())])
+    text = " ".join(report["summary"])
+    assert text.startswith("24 tokens of 4 requests are in both A (a) and B (b)")
+    assert "50.0 % " in text
+    assert "83.3 % (layer 3) to 100 % (layer 1)" in text
+    assert [layer["parts_here"] for layer in report["layers"]] == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("other", "word"),
+    [
+        (with_header(layers=np.array([1, 4], np.uint16)), "layers 1, 4"),
+        (Batch(rows(), experts=9), "9 experts"),
+        (Batch(tuple(replace(row, ids=((0, 1), (2, 3))) for row in rows())), "top-2"),
+        (with_header(id_space=IdSpace.PHYSICAL, expert_map_version=3), "map version 3"),
+    ],
+    ids=["layers", "experts", "top-k", "physical ids"],
+)
+def test_sides_of_different_shape_are_refused(tmp_path: Path, other: Batch, word: str) -> None:
+    """Expert 7 of one model is not expert 7 of another; the message says what differs."""
+    with pytest.raises(InputError, match="different shape") as caught:
+        compared(tmp_path, [Batch(rows())], [other])
+    assert word in caught.value.why
+
+
+def test_several_models_or_shapes_within_a_side_are_refused(tmp_path: Path) -> None:
+    """A shared log has to be narrowed down before it can be compared."""
+    models = [Batch(rows()), with_header(model="another")]
+    with pytest.raises(InputError, match="2 models: another, test-moe"):
+        compared(tmp_path / "models", models, [Batch(rows())])
+    shapes = [Batch(rows()), with_header(layers=np.array([5, 6], np.uint16))]
+    with pytest.raises(InputError, match="Side B holds routes of different shapes"):
+        compared(tmp_path / "shapes", [Batch(rows())], shapes)
+
+
+@pytest.mark.parametrize(
+    ("b", "options", "message"),
+    [
+        ([Batch(rows(first_key=1_000))], {}, "Only 0 tokens are on both sides"),
+        ([Batch(rows(), with_keys=False)], {}, "none with a content key"),
+        ([Batch(rows())], {"fewest_pairs": 25}, "Only 24 tokens are on both sides"),
+        (
+            [Batch(tuple(replace(row, phase=Phase.DRAFT) for row in rows()))],
+            {},
+            "Side B has no row to compare",
+        ),
+        ([Batch(rows(((0, 0, 0), (0, 0, 0))))], {}, "Side B has no row to compare"),
+        ([Batch(rows(first_key=500))], {"by": "request"}, "Only 0 tokens are on both sides"),
+    ],
+    ids=["no common key", "no keys", "few", "drafts", "zeros", "other content"],
+)
+def test_too_little_is_said_to_be_too_little(
+    tmp_path: Path, b: list[Batch], options: dict[str, Any], message: str
+) -> None:
+    """An agreement of nothing is no agreement."""
+    with pytest.raises(InsufficientDataError, match=message):
+        compared(tmp_path, [Batch(rows())], b, **options)
+
+
+def test_pairs_by_request_with_other_tokens_are_left_out(tmp_path: Path) -> None:
+    """New routes under old tokens are a fault of the recording, not of the router."""
+    other = [replace(row, key=row.key + (10_000 if row.position == 5 else 0)) for row in rows()]
+    report = compared(tmp_path, [Batch(rows())], [Batch(tuple(other))], by="request")
+    assert (report["tokens"], report["other_content"]) == (20, 4)
+    assert "Left out: 4 pairs hold other tokens." in report["summary"]
+
+
+def test_one_log_holds_both_sides(tmp_path: Path) -> None:
+    """Conditions on headers, labels, phases and scenes tell the sides apart."""
+    decode = tuple(replace(row, phase=Phase.DECODE) for row in half_other())
+    log = write_log(
+        tmp_path,
+        [
+            Batch(rows(), node="x", header=(("revision", "r1"), ("labels", {"precision": "bf16"}))),
+            Batch(half_other(), node="y", header=(("origin", Origin.FRAMEWORK),)),
+            Batch(decode, node="z", scene="code"),
+        ],
+    )
+    for a, b, agreed in (
+        (["node=x"], ["node=y"], 0.5),
+        (["label.precision=bf16", "origin=model"], ["scene=code"], 0.5),
+        (["origin=framework"], ["phase=decode"], 1.0),
+        (["phase=prefill", "model=test-moe", "node=y"], ["phase=decode", "revision=r1"], 1.0),
+    ):
+        report = compare(find_side(log, a), find_side(log, b), fewest_pairs=24)
+        assert report["overall"]["all_layers"]["value"] == agreed, (a, b)
+        assert report["a"]["selection"] == ", ".join(
+            sorted(a, key=lambda each: "model node origin phase label".find(each[:4]))
+        )
+    with pytest.raises(InputError, match="the same rows"):
+        compare(find_side(log), find_side(log))
+
+
+@pytest.mark.parametrize(
+    "condition", ["revision", "colour=red", "origin=engine", "phase=warmup", "label.=x"]
+)
+def test_conditions_that_admit_nothing_are_refused(tmp_path: Path, condition: str) -> None:
+    """A typing error must not select all rows, nor none."""
+    log = write_log(tmp_path, [Batch(rows())])
+    with pytest.raises(InputError):
+        find_side(log, [condition])
+
+
+def test_data_directories_log_roots_and_partitions_are_found(tmp_path: Path) -> None:
+    """Each of the three is a path that a person has at hand."""
+    write_log(tmp_path / "data" / "log", [Batch(rows(), node="n"), Batch(rows(), node="m")])
+    for path, names in (
+        ("data", ("m", "n")), ("data/log", ("m", "n")), ("data/log/n", ("n",)),
+    ):  # fmt: skip
+        assert find_side(tmp_path / path).partitions == names
+    with pytest.raises(InputError, match="no batch log"):
+        find_side(tmp_path)
+
+
+def test_what_was_executed_is_compared_with_what_was_chosen(tmp_path: Path) -> None:
+    """Two logs of one fact: a skew has a name, and so has its absence."""
+    framework = (("origin", Origin.FRAMEWORK),)
+    for name, executed, words in (
+        ("skew", half_other(), "for 50.0 % of the tokens (in at least one layer), most at layer 3"),
+        ("none", rows(), "None: for all 24 tokens"),
+    ):
+        report = compared(tmp_path / name, [Batch(rows())], [Batch(executed, header=framework)])
+        (finding,) = report["findings"]
+        assert finding["name"] == "framework_skew"
+        assert words in finding["text"]
+
+
+def test_rows_that_no_router_chose_are_named_and_left_out(tmp_path: Path) -> None:
+    """A buffer of zeros is a fault of the engine, not a disagreement."""
+    zeros = tuple(replace(row, ids=((0, 0, 0), (0, 0, 0))) for row in rows()[:6])
+    report = compared(tmp_path, [Batch(rows())], [Batch(zeros + rows()[6:])])
+    assert report["overall"]["all_layers"]["value"] == 1.0
+    (finding,) = report["findings"]
+    assert finding["name"] == "engine_fault"
+    assert finding["text"].startswith("6 of 24 rows of side B")
+
+
+def test_unordered_routes_have_no_top1(tmp_path: Path) -> None:
+    """Column 0 of an unordered set is not the first choice."""
+    report = compared(tmp_path, [Batch(rows())], [Batch(half_other(), is_ranked=False)])
+    assert report["overall"]["top1"] is None
+    assert {layer["top1"] for layer in report["layers"]} == {None}
+    assert "top-1 is unknown" in " ".join(report["summary"])
+
+
+def test_limits_are_judged_by_the_worst_layer_and_all_layers(tmp_path: Path) -> None:
+    """One bad layer must not hide in a mean of many."""
+    report = compared(
+        tmp_path, [Batch(rows())], [Batch(half_other())],
+        limits=Limits(overlap=0.9, all_layers=0.5),
+    )  # fmt: skip
+    assert [(limit["value"], limit["met"]) for limit in report["limits"]] == [
+        (pytest.approx(5 / 6), False),
+        (0.5, True),
+    ]
+    assert report["summary"][-2].startswith("Not met: ")
+
+
+def test_intervals_cover_the_truth_for_alike_tokens() -> None:
+    """Requests of 50 alike tokens: 95 % intervals hold the truth about as often as they say."""
+    draw = np.random.default_rng(5)
+    held = 0
+    for _ in range(400):
+        own = draw.beta(8, 2, 40)
+        hits = draw.binomial(50, own).astype(np.float64)
+        found = share_of(hits, np.full(40, 50.0), 40)
+        assert found is not None
+        assert found["low"] is not None
+        assert found["high"] is not None
+        held += found["low"] <= 0.8 <= found["high"]
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_intervals_at_the_ends() -> None:
+    """Full agreement of a few requests is no proof; one request has no interval at all."""
+    perfect = share_of(np.array([5, 5, 5]), np.array([5, 5, 5]), 3)
+    assert perfect is not None
+    assert perfect["high"] == 1.0
+    assert perfect["low"] is not None
+    assert perfect["low"] < 0.7
+    assert share_of(np.array([3, 0]), np.array([5, 0]), 1) == {
+        "value": 0.6, "low": None, "high": None,
+    }  # fmt: skip
+    assert share_of(np.zeros(3), np.zeros(3), 0) is None
+
+
+def test_the_page_shows_names_as_text_and_has_all_charts(tmp_path: Path) -> None:
+    """Names come from producers: none becomes a tag. Charts satisfy their schema."""
+    bad = (("revision", "<script>alert(1)</script>"),)
+    report = compared(tmp_path, [Batch(rows())], [Batch(half_other(), header=bad)])
+    page = comparison_html(report, "c.json")
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+    for name, picture in {
+        "layers": layers_picture(report),
+        "counts": counts_picture(report),
+        "positions": positions_picture(report),
+        "margins": margins_picture(report),
+    }.items():
+        assert picture is not None
+        assert f'data-spec="spec-{name}"' in page
+        assert picture.words
+        picture.chart.to_dict()
+
+
+def test_the_command_writes_and_judges(tmp_path: Path) -> None:
+    """Exit code 1 when a limit is not met, with the page and its JSON twin written all the same."""
+    for name, batch in (("a", Batch(rows())), ("b", Batch(half_other()))):
+        write_log(tmp_path / name, [batch])
+    arguments = [
+        "report", "compare", str(tmp_path / "a"), str(tmp_path / "b"),
+        "--fewest-pairs", "10", "--out", str(tmp_path / "pages" / "c.html"),
+    ]  # fmt: skip
+    for limit, code in (("0.4", 0), ("0.6", 1)):
+        outcome = CliRunner().invoke(app, [*arguments, "--json", "--min-all-layers", limit])
+        assert outcome.exit_code == code
+        assert json.loads((tmp_path / "pages/c.json").read_text()) == json.loads(outcome.stdout)
+    assert (tmp_path / "pages/c.html").read_text().startswith("<!DOCTYPE html>")
+    text = CliRunner().invoke(app, arguments).stdout
+    assert "margin 0.2–0.5: 12 of 48 sets differ" in text
+    assert "same top-1" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["a", "b", "c"], ["a", "b", "--repeats"], ["a", "--repeats", "--b", "node=x"],
+        ["a", "b", "--by", "node"], ["a", "b", "--min-overlap", "95"],
+        ["a", "b", "--fewest-pairs", "0"], ["a", "--repeats", "--by", "request"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_contradicting_arguments_are_refused(tmp_path: Path, arguments: list[str]) -> None:
+    """What cannot be meant ends with exit code 2."""
+    for name in ("a", "b", "c"):
+        write_log(tmp_path / name, [Batch(rows())])
+    paths = [str(tmp_path / each) if each in {"a", "b", "c"} else each for each in arguments]
+    outcome = CliRunner().invoke(app, ["report", "compare", *paths])
+    assert isinstance(outcome.exception, InputError)
+    assert outcome.exception.exit_code == 2
