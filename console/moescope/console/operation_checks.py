@@ -63,8 +63,13 @@ _LEFT_OUT: Final = (
     ),
     (
         "rows lost before they were shipped",
-        "SELECT sum(lost_rows) FROM batches",
-        "select node, lost_rows from batches where lost_rows > 0",
+        "SELECT sum(lost_rows - unseen_rows) FROM batches",
+        "select node, lost_rows from batches where lost_rows > unseen_rows",
+    ),
+    (
+        "rows that engines computed where nobody could see them",
+        "SELECT sum(unseen_rows) FROM batches",
+        "select node, unseen_rows, reasons from batches where unseen_rows > 0",
     ),
     (
         "rows that came too late for a window",

@@ -188,6 +188,44 @@ _COVERAGE = View(
     ),
 )  # fmt: skip
 
+_RANK_LOAD = View(
+    name="rank_load",
+    doc="Load of each expert-parallel rank in shared windows whose placement is known.",
+    sql=f"""
+    WITH said AS (
+        SELECT placement, layer, any_value(ranks) AS ranks, any_value(rank_of) AS rank_of
+        FROM placements
+        GROUP BY placement, layer
+    ), by_rank AS (
+        SELECT {_SERIES}, start, start_time, close_time, layer, placement, ranks, rank_of, counts,
+            list_sum(counts) AS assignments, unnest(range(ranks)) AS rank, rank_imbalance
+        FROM windows JOIN said USING (placement, layer)
+        WHERE tokens > 0
+    )
+    SELECT {_SERIES}, start, start_time, close_time, layer, placement, ranks, rank,
+        coalesce(
+            list_sum([each[1] for each in list_zip(counts, rank_of) if each[2] = rank]), 0
+        )::UBIGINT AS load,
+        load / assignments AS share,
+        load * ranks / assignments AS times_mean,
+        rank_imbalance
+    FROM by_rank
+    """,  # noqa: S608 (constants)
+    columns=(
+        *_SERIES_COLUMNS,
+        *(
+            (name, "As in `windows`.")
+            for name in ("start", "start_time", "close_time", "layer", "placement")
+        ),
+        ("ranks", "Expert-parallel ranks."),
+        ("rank", "One of them."),
+        ("load", "Assignments to the experts that it holds alone."),
+        ("share", "Its share of the window's assignments at this layer."),
+        ("times_mean", "Its load in multiples of the mean load."),
+        ("rank_imbalance", "As in `windows`."),
+    ),
+)  # fmt: skip
+
 (_THRESHOLDS,) = (table for table in CONTROL_TABLES if table.name == "thresholds")
 _OF_A_LINE = tuple(
     name for name in _THRESHOLDS.column_names if name not in {"version", "commit_id"}
@@ -263,6 +301,7 @@ VIEWS: tuple[View, ...] = (
     _WORST_WINDOWS,
     _LAYER_HEALTH,
     _COVERAGE,
+    _RANK_LOAD,
     _CURRENT_THRESHOLDS,
     _OPEN_ALERTS,
 )

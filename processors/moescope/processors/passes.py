@@ -83,12 +83,21 @@ class OpenPasses:
     Args:
         layers, experts: L, E.
         watermark_us: The partition's.
+        most_open: Beyond so many the earliest are taken for complete; by default what
+            `OPEN_BYTES` holds.
     """
 
-    def __init__(self, layers: int, experts: int, watermark_us: int = NO_TIME) -> None:
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        watermark_us: int = NO_TIME,
+        most_open: int | None = None,
+    ) -> None:
         self._watermark_us = watermark_us
         self._shape = (layers, experts)
-        self._most = max(FEWEST_OPEN, OPEN_BYTES // (4 * layers * experts or 1))
+        fitting = max(FEWEST_OPEN, OPEN_BYTES // (4 * layers * experts or 1))
+        self._most = fitting if most_open is None else most_open
         self._open: dict[PassKey, _Open] = {}
 
     def __len__(self) -> int:
