@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.core.batch_checks import MAX_TOP_K
-from moescope.core.vocabulary import MAX_EXPERTS, Phase
+from moescope.core.vocabulary import Phase
 from moescope.producers.importers.count_batches import LARGEST_TOKENS, CountBatches, CountPiece
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.json_values import as_integer
+from moescope.producers.importers.megatron_count_lines import CountLine, count_line
 from moescope.producers.importers.megatron_ranks import (
     LARGEST_RANK,
-    LARGEST_STEP,
     STAGE_STARTS,
     WORLD_SIZE,
     RouterName,
@@ -25,7 +23,6 @@ from moescope.producers.importers.megatron_ranks import (
     in_file,
     layers_of,
     read_records,
-    router_of,
 )
 from moescope.producers.importers.options import (
     EXPERTS,
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from moescope.producers.importers.report import Rejects
 
 FILES = "rank*.jsonl*"
-_RANK = re.compile(r"rank([0-9]{1,7})\.jsonl")
 OPTIONS = (
     EXPERTS,
     Option("top_k", integer(1, MAX_TOP_K), None, "Experts per token; counts do not tell it."),
@@ -87,16 +83,6 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    file: Path
-    number: int
-    rank: int
-    step: int
-    router: RouterName
-    batches: NDArray[np.int64]
-
-
 @dataclass(slots=True)
 class _Step:
     """Counts of one step in one group of expert-parallel ranks.
@@ -105,7 +91,7 @@ class _Step:
         parts: Counts of a rank's own experts, by router and place in the group.
     """
 
-    first: _Line
+    first: CountLine
     parts: dict[tuple[RouterName, int], NDArray[np.int64]] = field(default_factory=dict)
 
 
@@ -131,7 +117,7 @@ def parse(
     lines = []
     for file, number, record in read_records(files_of_run(path, FILES), rejects, on_line):
         try:
-            lines.append(_line(file, number, record, options))
+            lines.append(count_line(file, number, record, options))
         except RejectedLineError as error:
             rejects.add(number, in_file(error, file))
     notes: list[str] = []
@@ -163,50 +149,11 @@ def parse(
     )
 
 
-def _line(file: Path, number: int, record: dict[str, Any], options: Mapping[str, Any]) -> _Line:
-    named = _RANK.search(file.name)
-    if named is None:
-        raise RejectedLineError("a file that is not called rank<number>.jsonl")
-    rank = int(named[1])
-    if rank >= LARGEST_RANK:
-        raise RejectedLineError("an impossible rank", str(rank))
-    batches = _batches_of(record.get("tpe"))
-    own, shares = batches.shape[1], options["expert_parallel"]
-    if own * shares != options["experts"]:
-        raise RejectedLineError(
-            "another number of experts", f"{own} × {shares} ranks, not {options['experts']}"
-        )
-    return _Line(
-        file=file,
-        number=number,
-        rank=rank,
-        step=as_integer(record.get("iter"), "iter", LARGEST_STEP),
-        router=router_of(record),
-        batches=batches,
-    )
-
-
-def _batches_of(value: Any) -> NDArray[np.int64]:  # noqa: ANN401 (from JSON)
-    """Counts [micro-batches, experts of the rank]."""
-    if not isinstance(value, list) or not value:
-        raise RejectedLineError("no counts", "tpe is no list of lists")
-    try:
-        counts = np.array(value)
-    except (ValueError, OverflowError) as error:
-        raise RejectedLineError("ragged counts", str(error)[:200]) from error
-    is_table = counts.ndim == 2 and 1 <= counts.shape[1] <= MAX_EXPERTS  # noqa: PLR2004
-    if not is_table or not np.issubdtype(counts.dtype, np.integer):
-        raise RejectedLineError("counts that are no whole numbers", f"shape {counts.shape}")
-    if int(counts.min()) < 0 or int(counts.max()) > LARGEST_TOKENS:
-        raise RejectedLineError("counts out of range")
-    return counts.astype(np.int64)
-
-
 def _look_for_recomputation(
-    lines: list[_Line], options: Mapping[str, Any], suspicious: Counter[str], notes: list[str]
+    lines: list[CountLine], options: Mapping[str, Any], suspicious: Counter[str], notes: list[str]
 ) -> None:
     """Say so when every micro-batch of every line is there twice."""
-    if options["recomputed"] or not lines or not all(_come_in_pairs(line) for line in lines):
+    if options["recomputed"] or not lines or not all(line.comes_in_pairs for line in lines):
         return
     suspicious["micro-batches counted twice"] += sum(len(line.batches) // 2 for line in lines)
     notes.append(
@@ -215,12 +162,8 @@ def _look_for_recomputation(
     )
 
 
-def _come_in_pairs(line: _Line) -> bool:
-    return all(times % 2 == 0 for times in Counter(map(bytes, line.batches)).values())
-
-
 def _steps(
-    lines: list[_Line], options: Mapping[str, Any], rejects: Rejects, path: Path
+    lines: list[CountLine], options: Mapping[str, Any], rejects: Rejects, path: Path
 ) -> dict[tuple[bool, int, int], _Step]:
     """By (draft?, step, group of ranks)."""
     stages = Stages.of(options, max((line.rank for line in lines), default=0), path)
@@ -232,7 +175,7 @@ def _steps(
             if within % replicas:
                 continue
             group, place = divmod(within // replicas, sharing)
-            if options["recomputed"] and not _come_in_pairs(line):
+            if options["recomputed"] and not line.comes_in_pairs:
                 raise RejectedLineError("micro-batches that do not come in pairs")  # noqa: TRY301
             key = router.head >= 0, line.step, group
             parts = steps.setdefault(key, _Step(line)).parts

@@ -10,22 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moescope.core.batch_checks import MAX_TOP_K
-from moescope.core.vocabulary import MAX_EXPERTS, Phase
+from moescope.core.vocabulary import Phase
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.json_values import as_integer
 from moescope.producers.importers.megatron_ranks import (
-    LARGEST_RANK,
-    LARGEST_STEP,
     STAGE_STARTS,
     WORLD_SIZE,
     RouterName,
     Stages,
     in_file,
-    read_records,
-    router_of,
 )
+from moescope.producers.importers.megatron_trace_records import FILES, TraceRecord, trace_records
 from moescope.producers.importers.megatron_units import Unit, count_batches, row_batches
 from moescope.producers.importers.options import (
     EXPERTS,
@@ -39,7 +34,6 @@ from moescope.producers.importers.options import (
     choice,
     integer,
 )
-from moescope.producers.importers.source_files import files_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -50,9 +44,6 @@ if TYPE_CHECKING:
     from moescope.producers.importers.identity import ImportIdentity
     from moescope.producers.importers.report import Rejects
 
-FILES = "router_trace_rank*.jsonl*"
-_LARGEST_TOKENS = 2**24
-_STAGE = "pre_dispatch"
 OPTIONS = (
     EXPERTS,
     Option(
@@ -73,21 +64,11 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Record:
-    file: Path
-    line: int
-    step: int
-    rank: int
-    router: RouterName
-    ids: NDArray[np.uint16]
-
-
 @dataclass(slots=True)
 class _Pieces:
     """Records of one micro-batch of one rank of a stage, by router."""
 
-    first: _Record
+    first: TraceRecord
     by_router: dict[RouterName, NDArray[np.uint16]] = field(default_factory=dict)
 
 
@@ -110,7 +91,7 @@ def parse(
             next_step="Give --num-experts of the run, for example -o experts=64.",
         )
     limit = options["max_memory_mib"] << 20
-    records = list(_records(path, rejects, on_line, limit))
+    records = list(trace_records(path, rejects, on_line, limit))
     notes: list[str] = []
     units = _units(records, options, rejects, path, notes)
     if not units:
@@ -157,62 +138,8 @@ class _Chained:
         return chain.from_iterable(self._parts)
 
 
-def _records(
-    path: Path, rejects: Rejects, on_line: Callable[[int], None], limit: int
-) -> Iterator[_Record]:
-    held = 0
-    for file, line, record in read_records(files_of_run(path, FILES), rejects, on_line):
-        try:
-            understood = _record(file, line, record)
-        except RejectedLineError as error:
-            rejects.add(line, in_file(error, file))
-            continue
-        held += understood.ids.nbytes
-        if held * 3 > limit:
-            raise ImportFormatError(
-                f"The rows of {path} need more than {limit >> 20} MiB of memory.",
-                next_step="Split the files between steps, or raise -o max_memory_mib.",
-            )
-        if len(understood.ids):
-            yield understood
-
-
-def _record(file: Path, line: int, record: dict[str, Any]) -> _Record:
-    if record.get("stage", _STAGE) != _STAGE:
-        raise RejectedLineError("an unknown stage", repr(record["stage"])[:80])
-    tokens = as_integer(record.get("num_tokens"), "num_tokens", _LARGEST_TOKENS)
-    top_k = as_integer(record.get("topk"), "topk", MAX_TOP_K)
-    return _Record(
-        file=file,
-        line=line,
-        step=as_integer(record.get("step"), "step", LARGEST_STEP),
-        rank=as_integer(record.get("rank"), "rank", LARGEST_RANK),
-        router=router_of(record),
-        ids=_ids(record.get("top_indices"), tokens, top_k),
-    )
-
-
-def _ids(value: Any, tokens: int, top_k: int) -> NDArray[np.uint16]:  # noqa: ANN401 (from JSON)
-    if not isinstance(value, list) or top_k < 1:
-        raise RejectedLineError("no top_indices")
-    if not value and not tokens:
-        return np.empty((0, top_k), np.uint16)
-    try:
-        ids = np.array(value)
-    except (ValueError, OverflowError) as error:
-        raise RejectedLineError("ragged top_indices", str(error)[:200]) from error
-    if ids.shape != (tokens, top_k):
-        raise RejectedLineError(
-            "top_indices of another shape than num_tokens × topk",
-            f"{ids.shape}, {tokens} × {top_k}",
-        )
-    if not np.issubdtype(ids.dtype, np.integer) or ids.min() < 0 or ids.max() > MAX_EXPERTS:
-        raise RejectedLineError(f"an id is not 0 to {MAX_EXPERTS}")
-    return ids.astype(np.uint16)
-
-
 def _units(
-    records: list[_Record],
+    records: list[TraceRecord],
     options: Mapping[str, Any],
     rejects: Rejects,
     path: Path,
