@@ -1,18 +1,27 @@
-"""A probe for models of transformers: forward hooks on the routers, rows into a recorder.
+"""A probe for torch models: forward hooks on the routers, rows into a recorder.
 
 torch is imported only when a probe records: this package imports without it.
 """
 
-from moescope.producers.torch_probe.probe import Probe, ProbeCounters, attach
+from moescope.producers.torch_probe.attaching import attach
+from moescope.producers.torch_probe.counters import ProbeCounters
+from moescope.producers.torch_probe.families import (
+    RouterAdapter,
+    RouterShape,
+    register_family,
+    router_shape,
+)
+from moescope.producers.torch_probe.probe import Probe
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink
-from moescope.producers.torch_probe.routers import RouterShape, router_shape
 
 __all__ = [
     "Probe",
     "ProbeCounters",
     "RequestFacts",
+    "RouterAdapter",
     "RouterShape",
     "RoutingSink",
     "attach",
+    "register_family",
     "router_shape",
 ]

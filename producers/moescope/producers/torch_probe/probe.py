@@ -2,100 +2,89 @@
 
 from __future__ import annotations
 
-import logging
+import itertools
+import threading
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import numpy as np
-
-from moescope.core.errors import InputError
-from moescope.core.vocabulary import UNKNOWN_SCENE, Phase, RankOrder
-from moescope.producers.torch_probe.placing import PlacedRows, place_rows, tokens_before_end
+from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
+from moescope.producers.torch_probe.counters import ProbeCounters, Tally
+from moescope.producers.torch_probe.hooks import AfterPass, AfterRouter, BeforePass
+from moescope.producers.torch_probe.inputs import RefusedPassError, argument_names, read_inputs
+from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
-from moescope.producers.torch_probe.routers import (
-    LayerRouter,
-    RouterOutput,
-    RouterShape,
-    find_routers,
-    read_output,
-)
-from moescope.producers.torch_probe.scores import entropy_and_margin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
-    from numpy.typing import NDArray
 
-_MASK_DIMENSIONS: Final = 2
+    from moescope.producers.torch_probe.attribution import Attribution
+    from moescope.producers.torch_probe.families import LayerRouter
 
-_log = logging.getLogger("moescope.producers")
-
-
-@dataclass(slots=True)
-class ProbeCounters:
-    """What a probe did so far, in rows (tokens) unless said otherwise.
-
-    Attributes:
-        passed_rows: Given to the recorder (which has counters of its own).
-        padding_rows: Left out: padding, and what `generate` feeds behind a request's end.
-        unattributed_rows: Left out: computed outside of `request()` and `batch()`.
-        incomplete_passes: Left out, in passes: not every router ran once.
-        errors: Of the probe itself, and passes whose inputs it could not read.
-    """
-
-    passed_rows: int = 0
-    padding_rows: int = 0
-    unattributed_rows: int = 0
-    incomplete_passes: int = 0
-    errors: int = 0
+ERRORS_ALLOWED: Final = 8
+"""A probe with as many errors of its own switches itself off."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What a pass's inputs say about its rows."""
+class OfThread(threading.local):
+    """What one thread computes: threads never see each other's requests or passes."""
 
-    placed: PlacedRows
-    tokens: NDArray[np.int64] | None
+    running: RunningBatch | None = None
+    current: CurrentPass | None = None
+    computed: ComputedPass | None = None
 
 
 class Probe:
     """Records the routing of one model; made by `attach`.
 
-    One thread computes with the model at a time. Nothing here ever raises into the model; what
-    goes wrong is counted and said once in the log.
+    Requests belong to the thread that announced them: several threads may compute with the model
+    at a time, each inside a `request()` or `batch()` of its own. Nothing here ever raises into the
+    model; what goes wrong is counted and said once in the log.
+
+    Args:
+        tower: The module whose forward is a pass.
+        routers: By ascending layer.
+        attribution: Where rows go.
+        sink: The same recorder.
+        wanted: Columns to record.
+
+    Attributes:
+        of_thread: What the calling thread computes.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        tower: torch.nn.Module,
         routers: Sequence[LayerRouter],
-        recorder: RoutingSink,
-        *,
-        weights: bool,
-        scores: bool,
+        attribution: Attribution,
+        sink: RoutingSink,
+        wanted: Wanted,
     ) -> None:
-        self.counters = ProbeCounters()
-        self._recorder = recorder
-        self._top_k = routers[0].top_k
-        self._with_weights = weights
-        self._with_scores = scores
-        self._batch: RunningBatch | None = None
-        self._pass: _Pass | None = None
-        self._outputs: dict[int, RouterOutput] = {}
-        self._layers = tuple(router.layer for router in routers)
-        self._end_tokens = _end_tokens(model)
-        self._has_complained = False
-        decoder: Any = getattr(model, "base_model", model)
-        self._handles = [
-            decoder.register_forward_pre_hook(self._before_pass, with_kwargs=True),
-            decoder.register_forward_hook(self._after_pass, always_call=True),
+        import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+        self._without_gradient = torch.no_grad
+        self._attribution = attribution
+        self._sink = sink
+        self._wanted = wanted
+        self._layers = len(routers)
+        self._argument_names = argument_names(tower)
+        self._tally = Tally()
+        self.of_thread = OfThread()
+        self._pass_ids = itertools.count()
+        self._is_off = False
+        self._handles: list[Any] = [
+            tower.register_forward_pre_hook(BeforePass(self), with_kwargs=True),
+            tower.register_forward_hook(AfterPass(self)),
         ]
-        for router in routers:
-            hook = self._router_hook(router.layer)
-            self._handles.append(router.module.register_forward_hook(hook))
+        for place, router in enumerate(routers):
+            hook = AfterRouter(self, place, router.family)
+            self._handles.append(router.module.register_forward_hook(hook, with_kwargs=True))
+
+    @property
+    def counters(self) -> ProbeCounters:
+        """What was recorded and what was not."""
+        return self._tally.snapshot()
 
     @contextmanager
     def batch(
@@ -105,21 +94,26 @@ class Probe:
         phase: Phase | None = None,
         step: int | None = None,
     ) -> Iterator[None]:
-        """All passes inside compute these requests, one per row; they end with the block.
+        """All passes of this thread inside compute these requests, one per row; they end with it.
 
         Args:
             requests: In the order of the rows.
             phase: Of all tokens; by default prefill up to the prompt's length, then decode.
             step: Optimizer step.
         """
-        running = self._batch = RunningBatch(tuple(requests), phase, step)
+        mine = self.of_thread
+        outer, mine.running = mine.running, RunningBatch(requests, phase, step)
+        running = mine.running
         try:
             yield
         finally:
-            self._batch = None
-            if running.prompt_tokens is not None:
-                with self._quietly():
-                    running.end(self._recorder)
+            self._settle()
+            mine.current = None
+            mine.running = outer
+            try:
+                running.end(self._sink)
+            except Exception as error:  # noqa: BLE001 - inference comes first
+                self._note(error)
 
     @contextmanager
     def request(
@@ -131,7 +125,7 @@ class Probe:
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
     ) -> Iterator[None]:
-        """All passes inside compute this one request; see `RequestFacts`."""
+        """All passes of this thread inside compute this one request; see `RequestFacts`."""
         facts = RequestFacts(
             id=request_id,
             task=task,
@@ -144,11 +138,12 @@ class Probe:
 
     def detach(self) -> None:
         """Take all hooks off; the model is as it was before."""
+        self._settle()
+        self._is_off = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._pass = None
-        self._outputs.clear()
+        self.of_thread.current = None
 
     def __enter__(self) -> Self:
         """The probe itself."""
@@ -163,155 +158,96 @@ class Probe:
         """Detach."""
         self.detach()
 
-    @contextmanager
-    def _quietly(self) -> Iterator[None]:
+    def begin_pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A pass begins in this thread; never raises."""
+        if self._is_off:
+            return
+        mine = self.of_thread
+        mine.current = None
         try:
-            yield
+            inputs = read_inputs(self._argument_names, args, kwargs)
+            running = mine.running
+            if running is None:
+                self._tally.add(unattributed_rows=inputs.batch * inputs.length)
+            else:
+                mine.current = CurrentPass(running, inputs, self._layers)
+        except RefusedPassError as refusal:
+            self._refuse(0, refusal)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self.counters.errors += 1
-            self._pass = None
-            if not self._has_complained:
-                self._has_complained = True
-                _log.warning("Not recorded (said once, then only counted): %s", error)
+            self._note(error)
 
-    def _before_pass(
-        self, _module: torch.nn.Module, args: tuple[Any, ...], inputs: Mapping[str, Any]
-    ) -> None:
-        self._pass = None
-        self._outputs.clear()
-        with self._quietly():
-            self._pass = _read_pass(args, inputs)
+    def give_up(self, error: Exception) -> None:
+        """This thread's pass cannot be recorded; never raises."""
+        self.of_thread.current = None
+        self._note(error)
 
-    def _router_hook(self, layer: int) -> Callable[[torch.nn.Module, Any, object], None]:
-        def after_router(_module: torch.nn.Module, _args: object, output: object) -> None:
-            # Not armed: a pass that cannot be read, or a layer that is computed again for the
-            # gradient, whose rows were recorded already.
-            if self._pass is None:
-                return
-            with self._quietly():
-                if layer in self._outputs:
-                    raise ValueError(f"the router of layer {layer} ran twice in one pass")
-                self._outputs[layer] = read_output(output)
-
-        return after_router
-
-    def _after_pass(self, _module: torch.nn.Module, _args: object, _output: object) -> None:
-        with self._quietly():
-            current, self._pass = self._pass, None
-            if current is not None:
-                self._record(current)
-        self._outputs.clear()
-
-    def _record(self, current: _Pass) -> None:
-        placed, running = current.placed, self._batch
-        rows = int(np.count_nonzero(placed.is_token))
-        if running is None:
-            self.counters.unattributed_rows += rows
+    def end_pass(self) -> None:
+        """A pass has ended in this thread; never raises."""
+        mine = self.of_thread
+        current, mine.current = mine.current, None
+        if current is None:
             return
-        if len(self._outputs) != len(self._layers):
-            self.counters.incomplete_passes += 1
+        self._settle()
+        inputs = current.inputs
+        try:
+            self._compute(current)
+        except RefusedPassError as refusal:
+            self._refuse(inputs.batch * inputs.length, refusal)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._note(error)
+        else:
+            if mine.computed is not None and not mine.computed.is_late:
+                self._settle()
+
+    def _compute(self, current: CurrentPass) -> None:
+        running, inputs = current.running, current.inputs
+        if running.refusal:
+            raise RefusedPassError(running.refusal)
+        if not current.is_whole or current.family is None:
+            self._tally.add(incomplete_passes=1)
+            self._sink.miss(inputs.batch * inputs.length, "a router that did not run just once")
             return
-        if len(running.requests) != len(placed.is_token):
-            raise ValueError(
-                f"a pass over {len(placed.is_token)} rows for {len(running.requests)} requests"
+        if len(running.requests) != inputs.batch:
+            raise RefusedPassError(
+                "rows unlike the requests",
+                f"{inputs.batch} for {len(running.requests)} (beam search, or several sequences of "
+                "one request?)",
             )
-        prompts = running.begin(self._recorder, placed)
-        is_decoded = placed.position >= prompts[:, None]
-        wanted = placed.is_token
-        if running.phase is None and self._end_tokens and current.tokens is not None:
-            wanted = wanted & tokens_before_end(
-                current.tokens, is_decoded & wanted, self._end_tokens, running.has_ended
+        with self._without_gradient():
+            routing = current.family.interpret(current.modules, current.captured)
+            self.of_thread.computed = ComputedPass(
+                running, inputs, routing, pass_id=next(self._pass_ids), wanted=self._wanted
             )
-        self.counters.padding_rows += int(wanted.size - np.count_nonzero(wanted))
-        if not wanted.any():
+
+    def _settle(self) -> None:
+        """Record the pass that this thread has computed and not yet recorded."""
+        mine = self.of_thread
+        done, mine.computed = mine.computed, None
+        if done is None:
             return
-        phase: Any = running.phase
-        if phase is None:
-            phase = np.where(is_decoded, Phase.DECODE, Phase.PREFILL).astype(np.uint8)[wanted]
-        self._recorder.record(
-            running.ids,
-            placed.position[wanted],
-            phase=phase,
-            rows_per_request=np.count_nonzero(wanted, axis=1),
-            step=running.step,
-            **self._columns(wanted.reshape(-1)),
-        )
-        self.counters.passed_rows += int(np.count_nonzero(wanted))
+        try:
+            became = self._attribution.record(done, done.rows())
+            self._tally.add(
+                passed_rows=became.passed, padding_rows=became.padding, invalid_rows=became.invalid
+            )
+        except RefusedPassError as refusal:
+            done.running.refusal = refusal.reason
+            self._refuse(done.size, refusal)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._note(error)
 
-    def _columns(self, wanted: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-        """Columns of the wanted rows, each [rows, L, …]."""
-        outputs = [self._outputs[layer] for layer in self._layers]
-        columns = {"expert_ids": _stacked([output.expert_ids for output in outputs])}
-        if self._with_weights:
-            columns["weights"] = _stacked([output.weights.float() for output in outputs])
-        if self._with_scores:
-            scores = [entropy_and_margin(output.logits, self._top_k) for output in outputs]
-            columns["entropy"] = _stacked([entropy for entropy, _ in scores])
-            margins = [margin for _, margin in scores if margin is not None]
-            if margins:
-                columns["margin"] = _stacked(margins)
-        return {name: column[wanted] for name, column in columns.items()}
+    def _refuse(self, rows: int, refusal: RefusedPassError) -> None:
+        self._tally.add(refused_passes=1)
+        self._tally.say_once(refusal.reason, str(refusal))
+        if rows:
+            try:
+                self._sink.miss(rows, refusal.reason)
+            except Exception as error:  # noqa: BLE001 - inference comes first
+                self._note(error)
 
-
-def attach(
-    model: torch.nn.Module, recorder: RoutingSink, *, weights: bool = False, scores: bool = True
-) -> Probe:
-    """Hook a probe onto a model's routers; a context manager that detaches it.
-
-    Args:
-        model: OLMoE or Mixtral of transformers 5, with or without its language-model head.
-        recorder: A `Recorder` made with `router_shape(model)` and rank order `selection_score`.
-        weights: Whether routing weights are recorded.
-        scores: Whether router entropy and margin are recorded.
-
-    Raises:
-        InputError: The model's routers are not known, or the recorder is for another model.
-    """
-    routers = find_routers(model)
-    found = RouterShape(tuple(r.layer for r in routers), routers[0].experts, routers[0].top_k)
-    profile = recorder.profile
-    told = RouterShape(profile.layers, profile.experts, profile.top_k)
-    if told != found or profile.rank_order is not RankOrder.SELECTION_SCORE:
-        raise InputError(
-            "The recorder does not describe this model.",
-            why=f"The model has {found}, ids in the order of the selection score; the recorder "
-            f"was told {told}, order {profile.rank_order.name.lower()}.",
-            next_step="Make it with layers, experts and top_k of router_shape(model), and "
-            "rank_order='selection_score'.",
-        )
-    return Probe(model, routers, recorder, weights=weights, scores=scores)
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> NDArray[Any]:
-    """Tensors [N, …] of L layers as one array [N, L, …]: one copy from the device."""
-    import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
-
-    array: NDArray[Any] = torch.stack(list(tensors), dim=1).cpu().numpy()
-    return array
-
-
-def _read_pass(args: tuple[Any, ...], inputs: Mapping[str, Any]) -> _Pass:
-    ids = args[0] if args else inputs.get("input_ids")
-    computed = ids if ids is not None else inputs["inputs_embeds"]
-    batch, length = computed.shape[:2]
-    cache = inputs.get("cache", inputs.get("past_key_values"))
-    past = 0 if cache is None else int(cache.get_seq_length())
-    mask = args[1] if len(args) > 1 else inputs.get("attention_mask")
-    if mask is not None and mask.ndim != _MASK_DIMENSIONS:
-        raise ValueError(f"an attention mask of {mask.ndim} dimensions does not tell padding")
-    positions = inputs.get("position_ids")
-    placed = place_rows(
-        batch,
-        length,
-        past,
-        None if mask is None else mask.detach().cpu().numpy().astype(np.bool_),
-        None if positions is None else positions.detach().cpu().numpy().astype(np.int64),
-    )
-    return _Pass(placed, None if ids is None else ids.detach().cpu().numpy())
-
-
-def _end_tokens(model: Any) -> frozenset[int]:  # noqa: ANN401 - transformers has no types here
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
-        return frozenset()
-    return frozenset([int(ends)] if isinstance(ends, int) else map(int, ends))
+    def _note(self, error: Exception) -> None:
+        self._tally.add(errors=1)
+        self._tally.say_once(type(error).__name__, f"{type(error).__name__}: {error}")
+        if self._tally.snapshot().errors >= ERRORS_ALLOWED and not self._is_off:
+            self._is_off = True
+            self._tally.say_off(error)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
+from moescope.producers.torch_probe.inputs import RefusedPassError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +49,10 @@ class RoutingSink(Protocol):
         weights: ArrayLike | None = None,
         entropy: ArrayLike | None = None,
         margin: ArrayLike | None = None,
+        pass_id: int | None = None,
         step: int | ArrayLike | None = None,
+        token_ids: ArrayLike | None = None,
+        dropped: ArrayLike | None = None,
         rows_per_request: ArrayLike | None = None,
     ) -> None:
         """See `Recorder.record`."""
@@ -56,6 +60,10 @@ class RoutingSink(Protocol):
 
     def end_request(self, request_id: str, *, last_of_task: bool = False) -> None:
         """See `Recorder.end_request`."""
+        ...
+
+    def miss(self, rows: int, reason: str) -> None:
+        """See `Recorder.miss`."""
         ...
 
 
@@ -80,32 +88,38 @@ class RequestFacts:
     cached_tokens: int | None = None
 
 
-@dataclass(slots=True)
 class RunningBatch:
-    """The requests of the rows that the model computes now.
+    """The requests of the rows that one thread computes now.
+
+    Args:
+        requests: One per row of the model's batch.
+        phase: Of all rows; None when it follows from the prompts' lengths.
+        step: Optimizer step, or None.
 
     Attributes:
-        requests: One per row of the model's batch.
-        phase: Of all rows; None when it follows from the prompt's length.
-        step: Optimizer step, or None.
+        ids: Request ids by row; the same list all the time.
         prompt_tokens: int64 [B], once the first pass was seen.
+        following: int64 [B], the position behind each request's last token.
+        columns: Of all passes so far; what a following pass's mask is longer than.
         has_ended: bool [B], whose end token was seen.
+        refusal: Why no further pass is recorded, or empty.
     """
 
-    requests: tuple[RequestFacts, ...]
-    phase: Phase | None = None
-    step: int | None = None
-    prompt_tokens: NDArray[np.int64] | None = None
-    has_ended: NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Nothing has ended yet."""
+    def __init__(
+        self, requests: Sequence[RequestFacts], phase: Phase | None = None, step: int | None = None
+    ) -> None:
+        self.requests = tuple(requests)
+        self.ids = [request.id for request in self.requests]
+        self.phase = phase
+        self.step = step
+        self.prompt_tokens: NDArray[np.int64] | None = None
+        self.following = np.zeros(len(self.requests), np.int64)
+        self.columns = 0
         self.has_ended = np.zeros(len(self.requests), np.bool_)
-
-    @property
-    def ids(self) -> list[str]:
-        """Request ids by row."""
-        return [request.id for request in self.requests]
+        self.refusal = ""
+        self._is_decoding = False
+        self._some_rows = b""
+        self._some_ids: list[str] = []
 
     def begin(self, sink: RoutingSink, placed: PlacedRows) -> NDArray[np.int64]:
         """Tell the sink about the requests when their first pass is here; prompt lengths [B]."""
@@ -130,7 +144,55 @@ class RunningBatch:
         self.prompt_tokens = np.array(prompts, np.int64)
         return self.prompt_tokens
 
+    def check_order(self, placed: PlacedRows, is_decoded: NDArray[np.bool_]) -> None:
+        """Whether a pass goes on where the last one ended, as a generation does.
+
+        Raises:
+            RefusedPassError: It does not: nothing tells which of its tokens are kept.
+        """
+        if self.phase is not None or not self.columns:
+            return
+        following = self.following[:, None]
+        behind = placed.is_token & (placed.position < following)
+        if (behind & (placed.position > 0)).any() and not (behind & (placed.position == 0)).any():
+            raise RefusedPassError(
+                "tokens were taken back", "assisted generation does not tell which it keeps"
+            )
+        new = placed.is_token & is_decoded & (placed.position >= following)
+        if new.shape[1] > 1 and (np.count_nonzero(new, axis=1) > 1).any():
+            raise RefusedPassError(
+                "several tokens behind the prompt in one pass",
+                "assisted generation, or a prompt in pieces without prompt_tokens",
+            )
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all prompts are computed, so that each further token is a generated one."""
+        if not self._is_decoding and self.prompt_tokens is not None and self.phase is None:
+            self._is_decoding = bool((self.following >= self.prompt_tokens).all())
+        return self._is_decoding
+
+    def advance(self, placed: PlacedRows, columns: int) -> None:
+        """Remember where a pass ended."""
+        last = (
+            placed.position[:, -1]
+            if placed.position.shape[1] == 1
+            else (np.where(placed.is_token, placed.position, -1).max(axis=1))
+        )
+        np.maximum(self.following, last + 1, out=self.following)
+        self.columns = columns
+
+    def ids_where(self, is_kept: NDArray[np.bool_]) -> list[str]:
+        """Request ids of some rows; the same list as long as they are the same rows."""
+        key = is_kept.tobytes()
+        if key != self._some_rows:
+            self._some_rows = key
+            self._some_ids = [self.ids[row] for row in np.flatnonzero(is_kept).tolist()]
+        return self._some_ids
+
     def end(self, sink: RoutingSink) -> None:
         """Tell the sink that all requests are over."""
+        if self.prompt_tokens is None:
+            return
         for request in self.requests:
             sink.end_request(request.id, last_of_task=request.task is None)

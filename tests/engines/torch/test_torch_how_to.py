@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="`make engines` has transformers")
 
 from moescope.producers.agent import Agent
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/record-routing.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/record-routing.md"
 
 
 def test_the_program_for_transformers_runs_as_written(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Attach a probe to a model: find its routers, and see that the recorder describes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from moescope.core.errors import InputError
+from moescope.core.vocabulary import ScoreKind, TokenIdKind
+from moescope.producers.torch_probe.attribution import Attribution
+from moescope.producers.torch_probe.families import RouterShape, find_routers
+from moescope.producers.torch_probe.hooks import Hook
+from moescope.producers.torch_probe.passes import Wanted
+from moescope.producers.torch_probe.probe import Probe
+from moescope.producers.torch_probe.tower import end_tokens_of, tower_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from moescope.producers.profile import Profile
+    from moescope.producers.torch_probe.families import LayerRouter
+    from moescope.producers.torch_probe.requests import RoutingSink
+
+
+def attach(
+    model: torch.nn.Module,
+    recorder: RoutingSink,
+    *,
+    weights: bool = False,
+    scores: bool = True,
+    token_hash: Callable[[NDArray[np.int64]], NDArray[np.uint64]] | None = None,
+) -> Probe:
+    """Hook a probe onto a model's routers; a context manager that detaches it.
+
+    Args:
+        model: A MoE model of transformers or OLMo-core, or one whose router was declared with
+            `register_family`; compiled or not.
+        recorder: A `Recorder` made with `router_shape(model)`: layers, experts, top-k, score kind
+            and rank order.
+        weights: Whether routing weights are recorded.
+        scores: Whether router entropy and margin are recorded.
+        token_hash: Makes of token ids [T] what is recorded of them, where the recorder's
+            `token_id_kind` is `keyed_hash`.
+
+    Raises:
+        InputError: The model's routers are not known, it has a probe already, or the recorder is
+            for another model.
+    """
+    routers = find_routers(model)
+    _check_free(routers)
+    _check_recorder(recorder.profile, routers)
+    kind = recorder.profile.token_id_kind
+    if (kind is TokenIdKind.KEYED_HASH) != (token_hash is not None):
+        raise InputError(
+            f"The recorder's token_id_kind is {kind.name.lower()}, "
+            f"and {'no' if token_hash is None else 'a'} token_hash was given.",
+            why="Hashes are made of token ids before they reach the recorder.",
+            next_step="Give both, token_id_kind='keyed_hash' and a token_hash, or neither.",
+        )
+    token_ids = (lambda tokens: tokens) if kind is TokenIdKind.PLAIN else token_hash
+    attribution = Attribution(recorder, routers[0].experts, end_tokens_of(model), token_ids)
+    tower = tower_of(model, [router.module for router in routers])
+    wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
+    return Probe(tower, routers, attribution, recorder, wanted)
+
+
+def _check_free(routers: list[LayerRouter]) -> None:
+    hooks = [hook for router in routers for hook in router.module._forward_hooks.values()]  # noqa: SLF001 - the only list
+    if any(isinstance(hook, Hook) for hook in hooks):
+        raise InputError(
+            "This model has a probe already.",
+            why="A second one would record every token twice.",
+            next_step="Use the first one, or call its detach().",
+        )
+
+
+def _check_recorder(profile: Profile, routers: list[LayerRouter]) -> None:
+    first = routers[0]
+    found = RouterShape(
+        tuple(router.layer for router in routers), first.experts, first.top_k,
+        first.family.score_kind, first.family.rank_order,
+    )  # fmt: skip
+    told = RouterShape(
+        profile.layers, profile.experts, profile.top_k, profile.score_kind, profile.rank_order
+    )
+    # Who leaves the score kind out is told nothing wrong, only less.
+    if told.score_kind is ScoreKind.UNKNOWN:
+        found = replace(found, score_kind=ScoreKind.UNKNOWN)
+    if told != found:
+        raise InputError(
+            "The recorder does not describe this model.",
+            why=f"The model has {found}; the recorder was told {told}.",
+            next_step="Make it with layers, experts, top_k, score_kind and rank_order of "
+            "router_shape(model).",
+        )

@@ -1,0 +1,173 @@
+"""Give the rows of a pass to the recorder: which are wanted, whose they are, in which phase."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from moescope.core.vocabulary import Phase
+from moescope.producers.torch_probe.placing import tokens_before_end
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from moescope.producers.torch_probe.passes import ComputedPass, HostRows
+    from moescope.producers.torch_probe.requests import RoutingSink, RunningBatch
+
+_INVALID: Final = "invalid scores, weights or experts"
+
+
+class Attributed(NamedTuple):
+    """What became of a pass's rows."""
+
+    passed: int
+    padding: int
+    invalid: int
+
+
+class Attribution:
+    """Gives rows to one recorder.
+
+    Args:
+        sink: The recorder.
+        experts: E.
+        end_tokens: int64 [n], token ids that end a generation.
+        token_ids: Makes of token ids what is recorded of them; None when nothing is.
+    """
+
+    def __init__(
+        self,
+        sink: RoutingSink,
+        experts: int,
+        end_tokens: NDArray[np.int64],
+        token_ids: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
+    ) -> None:
+        self._sink = sink
+        self._experts = experts
+        self._end_tokens = end_tokens
+        self._token_ids = token_ids
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether a pass's tokens have to come to the host."""
+        return bool(self._end_tokens.size) or self._token_ids is not None
+
+    def record(self, done: ComputedPass, rows: HostRows) -> Attributed:
+        """Record a pass's rows.
+
+        Raises:
+            RefusedPassError: They cannot be told apart for certain; nothing was recorded.
+        """
+        running, placed = done.running, rows.placed
+        if done.is_step and running.is_decoding:
+            phase: Phase | NDArray[np.uint8] = Phase.DECODE
+            wanted = self._before_end(running, rows, is_decoded=True)
+            running.following += placed.is_token[:, 0]
+            running.columns = rows.columns
+        else:
+            is_decoded = placed.position >= running.begin(self._sink, placed)[:, None]
+            running.check_order(placed, is_decoded)
+            wanted = self._before_end(running, rows, is_decoded=is_decoded)
+            running.advance(placed, rows.columns)
+            phase = _phase(is_decoded, wanted) if running.phase is None else running.phase
+        is_valid = _valid(rows, self._experts)
+        kept = wanted if is_valid is None else wanted & is_valid.reshape(wanted.shape)
+        size, passed = wanted.size, int(np.count_nonzero(kept))
+        tokens = passed if is_valid is None else int(np.count_nonzero(wanted))
+        if passed < tokens:
+            self._sink.miss(tokens - passed, _INVALID)
+        if passed == size:
+            self._give(done, rows, None, phase)
+        elif passed:
+            self._give(done, rows, kept, phase)
+        return Attributed(passed, size - tokens, tokens - passed)
+
+    def _before_end(
+        self, running: RunningBatch, rows: HostRows, *, is_decoded: NDArray[np.bool_] | bool
+    ) -> NDArray[np.bool_]:
+        is_token = rows.placed.is_token
+        if running.phase is not None or not self._end_tokens.size or rows.tokens is None:
+            return is_token
+        return is_token & tokens_before_end(
+            rows.tokens, is_decoded & is_token, self._end_tokens, running.has_ended
+        )
+
+    def _give(
+        self,
+        done: ComputedPass,
+        rows: HostRows,
+        kept: NDArray[np.bool_] | None,
+        phase: Phase | NDArray[np.uint8],
+    ) -> None:
+        """Record all rows, or the kept ones of [B, S]."""
+        running, position = done.running, rows.placed.position
+        token_ids = None
+        if self._token_ids is not None and rows.tokens is not None:
+            token_ids = self._token_ids(rows.tokens.reshape(-1))
+        columns: tuple[Any, ...] = (
+            position.reshape(-1), rows.expert_ids, rows.weights, rows.entropy, rows.margin,
+            rows.dropped, token_ids, phase if isinstance(phase, np.ndarray) else None,
+        )  # fmt: skip
+        if kept is not None:
+            flat = kept.reshape(-1)
+            columns = tuple(None if column is None else column[flat] for column in columns)
+        positions, expert_ids, weights, entropy, margin, dropped, token_ids, phases = columns
+        names, counts = _whose(running, position.shape[1], kept)
+        self._sink.record(
+            names,
+            positions,
+            expert_ids,
+            phase if phases is None else phases,
+            weights=weights,
+            entropy=entropy,
+            margin=margin,
+            dropped=dropped,
+            pass_id=done.pass_id,
+            step=running.step,
+            token_ids=token_ids,
+            rows_per_request=counts,
+        )
+
+
+def _valid(rows: HostRows, experts: int) -> NDArray[np.bool_] | None:
+    """Bool [B * S], which rows a router can have meant; None when it is all of them."""
+    ids = rows.expert_ids
+    is_valid: NDArray[np.bool_] | None = None
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < experts:
+        is_valid = _all_of_row((ids >= 0) & (ids < experts))
+    for column in (rows.weights, rows.entropy, rows.margin):
+        # One sum tells, where all numbers are finite: infinities and NaN never add up to one.
+        if column is not None and not isfinite(column.sum(dtype=np.float64)):
+            is_finite = _all_of_row(np.isfinite(column))
+            is_valid = is_finite if is_valid is None else is_valid & is_finite
+    return is_valid
+
+
+def _all_of_row(is_good: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return np.logical_and.reduce(is_good, axis=tuple(range(1, is_good.ndim)))
+
+
+def _phase(is_decoded: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> Phase | NDArray[np.uint8]:
+    """One phase for all wanted rows, or one per row, [B * S]."""
+    if not (is_decoded & wanted).any():
+        return Phase.PREFILL
+    if (is_decoded | ~wanted).all():
+        return Phase.DECODE
+    return np.where(is_decoded, np.uint8(Phase.DECODE), np.uint8(Phase.PREFILL)).reshape(-1)
+
+
+def _whose(
+    running: RunningBatch, length: int, kept: NDArray[np.bool_] | None
+) -> tuple[str | list[str], list[int] | None]:
+    """Request ids, and rows of each where they are not one or all."""
+    if len(running.ids) == 1:
+        return running.ids[0], None
+    if length == 1:
+        return running.ids if kept is None else running.ids_where(kept[:, 0]), None
+    if kept is None:
+        return running.ids, [length] * len(running.ids)
+    return running.ids, np.count_nonzero(kept, axis=1).tolist()
