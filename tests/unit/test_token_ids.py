@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -109,3 +110,18 @@ def test_hashes_fit_the_recorder(tmp_path: Path) -> None:
     with small_recorder(tmp_path, token_id_kind="keyed_hash") as recorder:
         recorder.record("a", np.arange(64), ids_of(range(64)), "prefill", token_ids=hashes)
         assert recorder.counters().recorded_rows == 64
+
+
+def test_the_page_about_privacy_works_as_written(
+    tmp_path: Path, repository_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its program makes a key that is accepted, and hashes with it."""
+    page = (repository_root / "docs/explanation/privacy.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(program, names)  # noqa: S102 - our own page
+    key = (tmp_path / "token-ids.key").read_bytes()
+    hash_ids = names["hash_ids"]
+    assert isinstance(hash_ids, KeyedHash)
+    assert hash_ids([17]).tolist() == [expected(17, key.rstrip(b"\r\n"))]
