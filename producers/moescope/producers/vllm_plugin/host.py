@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
@@ -10,43 +11,40 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.producers.vllm_plugin.capture import RoutingCapture
+    from moescope.producers.vllm_plugin.step import Step
 
 SLOTS: Final = 3
 """Passes whose copies may be under way at once: an engine schedules one ahead of the device."""
 
 
-class HostCopy(Protocol):
-    """The rows of one pass on the host, once `is_ready`.
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """The rows of one pass.
 
     Attributes:
         ids: int32 [T, L, k].
         weights: float32 [T, L, k].
         rows_seen: Rows with which each router was called.
-        positions: int64 [T], where the device had to tell them.
+        positions: Integers [T], where the device had to tell them.
+        token_ids: Integers [T], if they were asked for.
     """
 
-    @property
-    def ids(self) -> NDArray[Any]:
-        """See above."""
-        ...
+    ids: NDArray[Any]
+    weights: NDArray[Any]
+    rows_seen: Sequence[int]
+    positions: NDArray[Any] | None
+    token_ids: NDArray[Any] | None
 
-    @property
-    def weights(self) -> NDArray[Any]:
-        """See above."""
-        ...
 
-    @property
-    def rows_seen(self) -> Sequence[int]:
-        """See above."""
-        ...
-
-    @property
-    def positions(self) -> NDArray[Any] | None:
-        """See above."""
-        ...
+class HostCopy(Protocol):
+    """A pass's rows on their way to the host."""
 
     def is_ready(self, *, wait: bool) -> bool:
-        """Whether the rows have arrived; waits for them if asked to."""
+        """Whether they have arrived; waits for them if asked to."""
+        ...
+
+    def rows(self) -> HostRows:
+        """The rows, once they are there and until they are released."""
         ...
 
     def release(self) -> None:
@@ -55,16 +53,15 @@ class HostCopy(Protocol):
 
 
 class HostCopies(Protocol):
-    """Makes copies."""
+    """Begins copies."""
 
-    def take(self, first: int, rows: int, positions: Any, *, keep: bool) -> HostCopy | None:  # noqa: ANN401
-        """Begin to copy the pass's rows.
+    def take(self, step: Step, first: int, *, keep: bool) -> HostCopy | None:
+        """Begin to copy a pass's rows.
 
         Args:
-            first: Of the buffer's rows.
-            rows: How many.
-            positions: A device tensor, or None.
-            keep: Whether they are needed beyond the next pass's beginning.
+            step: The pass.
+            first: Where its rows begin in the buffers.
+            keep: Whether they are needed beyond the beginning of the next pass.
 
         Returns:
             None when too many copies are under way.
@@ -73,117 +70,140 @@ class HostCopies(Protocol):
 
 
 class _Here:
-    """Rows of a model in the host's own memory."""
+    """Rows in the host's own memory."""
 
-    def __init__(self, ids: Any, weights: Any, rows_seen: Sequence[int], positions: Any) -> None:  # noqa: ANN401
-        self.ids, self.weights = ids, weights
-        self.rows_seen, self.positions = rows_seen, positions
+    def __init__(self, rows: HostRows) -> None:
+        self._rows = rows
 
     def is_ready(self, *, wait: bool) -> bool:
         """Always."""
         del wait
         return True
 
+    def rows(self) -> HostRows:
+        """See `HostCopy`."""
+        return self._rows
+
     def release(self) -> None:
         """Nothing to do."""
 
 
 class HostMemory:
-    """Copies of a model that computes on the host: views, unless they have to be kept."""
+    """Copies of a model that computes on the host: views, unless they have to be kept.
 
-    def __init__(self, capture: RoutingCapture) -> None:
+    Args:
+        capture: Whose buffers.
+        with_token_ids: Whether token ids are taken along.
+    """
+
+    def __init__(self, capture: RoutingCapture, *, with_token_ids: bool) -> None:
         self._capture = capture
+        self._with_token_ids = with_token_ids
         self._ids = capture.ids.numpy()
         self._weights = capture.weights.numpy()
 
-    def take(self, first: int, rows: int, positions: Any, *, keep: bool) -> HostCopy:  # noqa: ANN401
+    def take(self, step: Step, first: int, *, keep: bool) -> HostCopy:
         """See `HostCopies`."""
-        ids = self._ids[first : first + rows]
-        weights = self._weights[first : first + rows]
+        rows = step.rows
+        tensors = (step.positions, step.token_ids if self._with_token_ids else None)
+        taken: list[Any] = [
+            self._ids[first : first + rows],
+            self._weights[first : first + rows],
+            *(None if tensor is None else tensor[:rows].numpy() for tensor in tensors),
+        ]
         if keep:
-            ids, weights = ids.copy(), weights.copy()
-        where = None if positions is None else positions[:rows].numpy().copy()
-        return _Here(ids, weights, self._capture.rows_seen(), where)
+            taken = [None if array is None else array.copy() for array in taken]
+        ids, weights, positions, token_ids = taken
+        return _Here(HostRows(ids, weights, self._capture.rows_seen(), positions, token_ids))
 
 
 class _Slot:
-    """Pinned memory for one pass, filled by the device's own stream."""
+    """Pinned memory for one pass, filled in the device's own order of work."""
 
     def __init__(self, torch: Any, capture: RoutingCapture) -> None:  # noqa: ANN401 - a module
-        def pinned(like: Any, dtype: Any = None) -> Any:  # noqa: ANN401 - tensors
-            return torch.empty(like.shape, dtype=dtype or like.dtype, pin_memory=True)
+        def pinned(shape: Any, dtype: Any) -> Any:  # noqa: ANN401 - of torch
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-        self._all_ids, self._all_weights = pinned(capture.ids), pinned(capture.weights)
-        self._all_positions = torch.empty(
-            (capture.ids.shape[0],), dtype=torch.int64, pin_memory=True
-        )
-        self._rows_seen = torch.empty((capture.layers,), dtype=torch.int32, pin_memory=True)
-        self._event = torch.cuda.Event()
-        self._rows = 0
-        self._has_positions = False
+        most = capture.ids.shape[0]
+        self._ids = pinned(capture.ids.shape, capture.ids.dtype)
+        self._weights = pinned(capture.weights.shape, capture.weights.dtype)
+        self._positions = pinned((most,), torch.int64)
+        self._token_ids = pinned((most,), torch.int64)
+        self._rows_seen = pinned((capture.layers,), torch.int32)
         self._told: Sequence[int] = ()
+        self._rows = 0
+        self._has: tuple[bool, bool] = (False, False)
+        self._event = torch.cuda.Event()
         self.is_free = True
 
-    def fill(self, capture: RoutingCapture, first: int, rows: int, positions: Any) -> None:  # noqa: ANN401
+    def fill(self, capture: RoutingCapture, step: Step, first: int, token_ids: Any) -> None:  # noqa: ANN401
+        """Begin to copy."""
+        rows = step.rows
         self.is_free = False
-        self._rows, self._has_positions = rows, positions is not None
-        self._all_ids[:rows].copy_(capture.ids[first : first + rows], non_blocking=True)
-        self._all_weights[:rows].copy_(capture.weights[first : first + rows], non_blocking=True)
-        if positions is not None:
-            self._all_positions[:rows].copy_(positions[:rows], non_blocking=True)
+        self._rows = rows
+        self._has = (step.positions is not None, token_ids is not None)
+        self._told = () if capture.rows_on_device is not None else capture.rows_seen()
+        for target, source in (
+            (self._ids, capture.ids[first:]),
+            (self._weights, capture.weights[first:]),
+            (self._positions, step.positions),
+            (self._token_ids, token_ids),
+        ):
+            if source is not None:
+                target[:rows].copy_(source[:rows], non_blocking=True)
         if capture.rows_on_device is not None:
             self._rows_seen.copy_(capture.rows_on_device, non_blocking=True)
-            self._told = ()
-        else:
-            self._told = capture.rows_seen()
         self._event.record()
 
-    @property
-    def ids(self) -> Any:  # noqa: ANN401 - an array
-        return self._all_ids[: self._rows].numpy()
-
-    @property
-    def weights(self) -> Any:  # noqa: ANN401 - an array
-        return self._all_weights[: self._rows].numpy()
-
-    @property
-    def rows_seen(self) -> Sequence[int]:
-        return self._told or self._rows_seen.tolist()
-
-    @property
-    def positions(self) -> Any:  # noqa: ANN401 - an array or None
-        return self._all_positions[: self._rows].numpy() if self._has_positions else None
-
     def is_ready(self, *, wait: bool) -> bool:
+        """See `HostCopy`."""
         if wait:
             self._event.synchronize()
         return bool(self._event.query())
 
+    def rows(self) -> HostRows:
+        """See `HostCopy`."""
+        has_positions, has_token_ids = self._has
+        return HostRows(
+            self._ids[: self._rows].numpy(),
+            self._weights[: self._rows].numpy(),
+            self._told or self._rows_seen.tolist(),
+            self._positions[: self._rows].numpy() if has_positions else None,
+            self._token_ids[: self._rows].numpy() if has_token_ids else None,
+        )
+
     def release(self) -> None:
+        """See `HostCopy`."""
         self.is_free = True
 
 
 class DeviceMemory:
-    """Copies of a model that computes on a GPU: pinned slots, taken in turn.
+    """Copies of a model that computes on a GPU: pinned slots, used in turn.
 
     Never seen at work: it needs a GPU.
+
+    Args:
+        capture: Whose buffers.
+        with_token_ids: Whether token ids are taken along.
     """
 
-    def __init__(self, capture: RoutingCapture) -> None:
+    def __init__(self, capture: RoutingCapture, *, with_token_ids: bool) -> None:
         import torch  # noqa: PLC0415 - an inference node without torch imports this, too
 
         self._capture = capture
+        self._with_token_ids = with_token_ids
         self._slots = [_Slot(torch, capture) for _ in range(SLOTS)]
 
-    def take(self, first: int, rows: int, positions: Any, *, keep: bool) -> HostCopy | None:  # noqa: ANN401
+    def take(self, step: Step, first: int, *, keep: bool) -> HostCopy | None:
         """See `HostCopies`."""
         del keep
         slot = next((slot for slot in self._slots if slot.is_free), None)
         if slot is not None:
-            slot.fill(self._capture, first, rows, positions)
+            slot.fill(self._capture, step, first, step.token_ids if self._with_token_ids else None)
         return slot
 
 
-def host_copies(capture: RoutingCapture) -> HostCopies:
+def host_copies(capture: RoutingCapture, *, with_token_ids: bool) -> HostCopies:
     """The copies for the device on which a capture's buffers are."""
-    return HostMemory(capture) if capture.ids.device.type == "cpu" else DeviceMemory(capture)
+    kind = HostMemory if capture.ids.device.type == "cpu" else DeviceMemory
+    return kind(capture, with_token_ids=with_token_ids)

@@ -6,23 +6,25 @@ import logging
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from moescope.core.vocabulary import Fidelity
 from moescope.producers.vllm_plugin.capture import NOT_ROUTED, route_compiled_to
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
 from moescope.producers.vllm_plugin.step import UnknownLayoutError, by_weight, is_blank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
     from moescope.producers.recorder import Recorder
     from moescope.producers.vllm_plugin.capture import RoutingCapture
     from moescope.producers.vllm_plugin.host import HostCopies, HostCopy
-    from moescope.producers.vllm_plugin.requests import EngineRequests
+    from moescope.producers.vllm_plugin.requests import EngineRequest, EngineRequests
     from moescope.producers.vllm_plugin.runners import RunnerLayout
     from moescope.producers.vllm_plugin.step import Step
 
@@ -32,8 +34,8 @@ _log = logging.getLogger("moescope.producers")
 
 
 @dataclass(slots=True)
-class ProbeCounters:
-    """What a probe did so far, in rows (tokens) unless said otherwise.
+class EngineCounters:
+    """What an engine's probe did so far, in rows (tokens) unless said otherwise.
 
     Attributes:
         passed_rows: Given to the recorder (which has counters of its own).
@@ -55,8 +57,7 @@ class _Seen:
     step: Step
     number: int
     copy: HostCopy
-    names: list[str]
-    prompt_tokens: NDArray[np.int64]
+    requests: list[EngineRequest]
     outcome: Any = None
 
 
@@ -73,7 +74,10 @@ class EngineProbe:
         capture: The routers'; None when they cannot be captured.
         copies: From the capture's buffers to the host.
         refusal: Why nothing can be recorded, or empty.
-        weights: Whether weights are recorded.
+        with_weights: Whether weights are recorded.
+        hash_tokens: What token ids go through; None where they are recorded as they are, or not
+            at all.
+        detach: Takes the wrappers off the routers.
     """
 
     def __init__(
@@ -84,28 +88,27 @@ class EngineProbe:
         capture: RoutingCapture | None,
         copies: HostCopies | None,
         *,
-        refusal: str,
-        weights: bool,
+        refusal: str = "",
+        with_weights: bool = False,
+        hash_tokens: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
+        detach: Callable[[], None] = lambda: None,
     ) -> None:
         self.recorder = recorder
-        self.counters = ProbeCounters()
+        self.counters = EngineCounters()
         self.is_warming_up = False
         self._requests = requests
         self._layout = layout
         self._capture = capture
         self._copies = copies
         self._refusal = refusal
-        self._with_weights = weights
+        self._with_weights = with_weights
+        self._hash_tokens = hash_tokens
+        self._detach = detach
+        self._is_closed = False
         self._waiting: deque[_Seen] = deque()
-        self._said: set[str] = set()
         self._is_off = False
 
-    def before_pass(
-        self,
-        scheduled: Any,  # noqa: ANN401
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> bool:
+    def before_pass(self, scheduled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ANN401
         """The engine is about to compute; whether `after_pass` is to be called.
 
         Args:
@@ -113,20 +116,22 @@ class EngineProbe:
             args: Further arguments of `execute_model`.
             kwargs: Likewise.
         """
-        if self._is_off or self.is_warming_up:
+        if self._is_closed or self.is_warming_up:
             return False
         with self._quietly():
+            if self._is_off:
+                self._refuse(int(scheduled.total_num_scheduled_tokens), "the probe is off")
+                return False
             if self._layout is not None and self._layout.is_dummy(args, kwargs):
                 return False
-            self._settle(wait=not scheduled.total_num_scheduled_tokens)
+            computes = bool(scheduled.total_num_scheduled_tokens)
+            self._settle(wait=not computes)
             self._requests.end(scheduled.finished_req_ids)
             self._requests.begin(scheduled.scheduled_new_reqs)
-            if not scheduled.total_num_scheduled_tokens:
-                return False
-            if self._capture is not None and not self._refusal:
+            if computes and self._capture is not None and self.recorder.is_recording:
                 self._capture.arm()
                 route_compiled_to(self._capture)
-            return True
+            return computes
         return False
 
     def after_pass(self, scheduled: Any, *, is_complete: bool) -> None:  # noqa: ANN401
@@ -137,6 +142,7 @@ class EngineProbe:
             is_complete: Whether it did not fail.
         """
         with self._quietly():
+            was_armed = self._capture is not None and self._capture.is_armed
             if self._capture is not None:
                 self._capture.disarm()
                 route_compiled_to(None)
@@ -144,29 +150,29 @@ class EngineProbe:
                 return
             self.counters.passes += 1
             rows = int(scheduled.total_num_scheduled_tokens)
-            try:
-                self._look(scheduled)
-            except UnknownLayoutError as error:
-                self._refuse(rows, error.reason)
-            except Exception:
-                self._refuse(rows, "an error of the probe")
-                raise
+            with self._refusing(rows):
+                self._look(scheduled, was_armed=was_armed)
             self._settle()
 
     def after_sampling(self, output: Any) -> None:  # noqa: ANN401 - vLLM has no types here
         """The sampler has decided about the latest pass's draft tokens."""
-        if self._is_off or not self._waiting:
+        if self._is_closed or not self._waiting:
             return
         with self._quietly():
             self._waiting[-1].outcome = output
             self._settle()
 
-    def stop(self, reason: str) -> None:
-        """Record nothing any more."""
-        self._is_off = True
-        self._waiting.clear()
+    def close(self) -> None:
+        """The engine ends, or lets its model go: so do its requests."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._quietly():
+            self._settle(wait=True)
+            self._requests.end_all()
+        with self._quietly():
+            self._detach()
         self.recorder.close()
-        _log.warning("The engine is not watched any more: %s.", reason)
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -180,24 +186,41 @@ class EngineProbe:
                 self._is_off = True
                 _log.error("The engine is not watched any more, after repeated errors.")
 
-    def _look(self, scheduled: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    @contextmanager
+    def _refusing(self, rows: int) -> Iterator[None]:
+        """Count the rows of a pass that cannot be recorded."""
+        try:
+            yield
+        except UnknownLayoutError as error:
+            self._refuse(rows, error.reason)
+        except Exception:
+            self._refuse(rows, "an error of the probe")
+            raise
+
+    def _refuse(self, rows: int, reason: str) -> None:
+        self.counters.refused_rows += rows
+        self.recorder.miss(rows, reason)
+
+    def _look(self, scheduled: Any, *, was_armed: bool) -> None:  # noqa: ANN401
         if self._refusal:
             raise UnknownLayoutError(self._refusal)
         if self._layout is None or self._capture is None or self._copies is None:
             raise UnknownLayoutError("unknown model runner")
         step = self._layout.step(scheduled)
-        copy = self._copies.take(
-            self._first_row(step, self._capture), step.rows, step.positions,
-            keep=bool(step.drafts.any()),
-        )  # fmt: skip
+        if not was_armed:
+            raise UnknownLayoutError("recording is switched off")
+        first = self._first_row(step, self._capture)
+        copy = self._copies.take(step, first, keep=bool(step.drafts.any()))
         if copy is None:
             raise UnknownLayoutError("the device was too far behind")
         self._waiting.append(
             _Seen(
-                step, self.counters.passes, copy, self._requests.names(step.engine_ids),
-                self._requests.prompt_tokens(step.engine_ids),
+                step,
+                self.counters.passes,
+                copy,
+                self._requests.named(step.engine_ids),
             )
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _first_row(step: Step, capture: RoutingCapture) -> int:
@@ -213,60 +236,51 @@ class EngineProbe:
             raise UnknownLayoutError("a layer was routed twice")
         if NOT_ROUTED in rows:
             raise UnknownLayoutError("a layer's router was not called")
-        return step.first_row(next(iter(rows)))
+        return step.first_row(rows[0])
 
     def _settle(self, *, wait: bool = False) -> None:
         """Record the passes whose rows have arrived and whose drafts are decided."""
         while self._waiting:
             seen = self._waiting[0]
-            accepted = accepted_drafts(seen.step, seen.outcome)
-            if accepted is None and not wait:
-                return
-            if not seen.copy.is_ready(wait=wait):
+            accepted = accepted_drafts(seen.step, seen.requests, seen.outcome)
+            if (accepted is None and not wait) or not seen.copy.is_ready(wait=wait):
                 return
             self._waiting.popleft()
+            if accepted is None:  # nobody will tell any more: none is taken for the request's own
+                accepted = np.zeros(len(seen.step.engine_ids), np.int64)
             try:
-                self._record(seen, accepted)
-            except UnknownLayoutError as error:
-                self._refuse(seen.step.rows, error.reason)
-            except Exception:
-                self._refuse(seen.step.rows, "an error of the probe")
-                raise
+                with self._refusing(seen.step.rows):
+                    self._record(seen, accepted)
             finally:
                 seen.copy.release()
 
-    def _record(self, seen: _Seen, accepted: NDArray[np.int64] | None) -> None:
-        step = seen.step
-        ids, weights = seen.copy.ids, seen.copy.weights
-        if any(rows != seen.copy.rows_seen[0] for rows in seen.copy.rows_seen):
+    def _record(self, seen: _Seen, accepted: NDArray[np.int64]) -> None:
+        started = perf_counter()
+        step, rows = seen.step, seen.copy.rows()
+        if any(seen_rows != rows.rows_seen[0] for seen_rows in rows.rows_seen):
             raise UnknownLayoutError("layers were routed with different rows")
-        step.first_row(seen.copy.rows_seen[0])
+        step.first_row(rows.rows_seen[0])
+        ids, weights = rows.ids, rows.weights
         if is_blank(ids):
             raise UnknownLayoutError("a layer's ids are all the same number")
-        ids, weights = by_weight(ids, weights)
-        positions = seen.copy.positions
-        if positions is None:
-            positions = step.row_positions()
-        if accepted is None:  # nobody will tell any more: none is taken for the request's own
-            accepted = np.zeros(len(step.engine_ids), np.int64)
-        phases = step.row_phases(positions, seen.prompt_tokens, accepted)
-        is_decode = step.rows == len(seen.names) and (phases == phases[0]).all()
+        if self.recorder.fidelity is not Fidelity.COUNTS:
+            ids, weights = by_weight(ids, weights)
+        positions = step.row_positions() if rows.positions is None else rows.positions
+        prompts = np.array([request.prompt_tokens for request in seen.requests], np.int64)
+        phases = step.row_phases(positions, prompts, accepted)
+        tokens = rows.token_ids
+        if tokens is not None and self._hash_tokens is not None:
+            tokens = self._hash_tokens(tokens)
+        is_one_row_each = step.rows == len(seen.requests) and bool((phases == phases[0]).all())
+        self.recorder.spend(perf_counter() - started)
         self.recorder.record(
-            seen.names,
+            [request.name for request in seen.requests],
             positions,
             ids,
-            int(phases[0]) if is_decode else phases,
+            int(phases[0]) if is_one_row_each else phases,
             weights=weights if self._with_weights else None,
             pass_id=seen.number,
-            rows_per_request=None if is_decode else step.counts,
+            token_ids=tokens,
+            rows_per_request=None if is_one_row_each else step.counts,
         )
         self.counters.passed_rows += step.rows
-
-    def _refuse(self, rows: int, reason: str) -> None:
-        self.counters.refused_rows += rows
-        miss = getattr(self.recorder, "miss", None)
-        if miss is not None:
-            miss(rows, reason)
-        if reason not in self._said:
-            self._said.add(reason)
-            _log.warning("Routing is not recorded (said once, then only counted): %s.", reason)

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from moescope.producers.vllm_plugin.names import client_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
     from moescope.producers.recorder import Recorder
 
 TASK_ARGUMENT: Final = "moescope_task"
 SCENE_ARGUMENT: Final = "moescope_scene"
+UNLIMITED: Final = 2**31
 
 
 @dataclass(slots=True)
@@ -31,6 +28,8 @@ class EngineRequest:
         scene: Traffic class.
         is_own_task: Whether the task is the call that it belongs to, and ends with that.
         prompt_tokens: Length of its prompt.
+        most_tokens: What may be generated.
+        stop_tokens: Each of them ends it.
     """
 
     name: str
@@ -39,6 +38,8 @@ class EngineRequest:
     scene: str
     is_own_task: bool
     prompt_tokens: int
+    most_tokens: int = UNLIMITED
+    stop_tokens: frozenset[int] = frozenset()
 
 
 class EngineRequests:
@@ -86,29 +87,27 @@ class EngineRequests:
                 self._of_task[request.task] = left
             self._recorder.end_request(request.name, last_of_task=request.is_own_task and not left)
 
-    def names(self, engine_ids: Iterable[str]) -> list[str]:
-        """Names by engine id.
+    def end_all(self) -> None:
+        """Forget all of them: the engine ends."""
+        self.end(list(self._running))
+
+    def named(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
+        """Requests by the engine's ids.
 
         Raises:
-            KeyError: A request never began.
+            KeyError: One never began.
         """
         running = self._running
-        return [running[engine_id].name for engine_id in engine_ids]
-
-    def prompt_tokens(self, engine_ids: Iterable[str]) -> NDArray[np.int64]:
-        """Prompt lengths by engine id, int64.
-
-        Raises:
-            KeyError: A request never began.
-        """
-        running = self._running
-        return np.array([running[one].prompt_tokens for one in engine_ids], np.int64)
+        return [running[engine_id] for engine_id in engine_ids]
 
     def _begin(self, new: Any) -> None:  # noqa: ANN401 - vLLM has no types here
         name, call = client_name(new.req_id)
         if name in self._names:  # a client that names two running requests alike
             name = call = new.req_id
-        arguments = getattr(new.sampling_params, "extra_args", None) or {}
+        sampling = new.sampling_params
+        arguments = getattr(sampling, "extra_args", None) or {}
+        stops = {*(getattr(sampling, "stop_token_ids", None) or ())}
+        stops.add(getattr(sampling, "eos_token_id", None))
         task = _text(arguments.get(TASK_ARGUMENT))
         request = EngineRequest(
             name=name,
@@ -117,6 +116,8 @@ class EngineRequests:
             scene=_text(arguments.get(SCENE_ARGUMENT)) or self._scene,
             is_own_task=not task,
             prompt_tokens=_prompt_tokens(new),
+            most_tokens=getattr(sampling, "max_tokens", None) or UNLIMITED,
+            stop_tokens=frozenset(stop for stop in stops if stop is not None),
         )
         self._running[new.req_id] = request
         self._names.add(name)

@@ -70,7 +70,7 @@ class LayoutV1:
             across = () if across_ranks is None else tuple(across_ranks.tolist())
         return Step(
             engine_ids, counts, first, scheduled_drafts(scheduled, engine_ids), rows_passed,
-            across, int(self._parallel.data_parallel_rank),
+            across, int(self._parallel.data_parallel_rank), token_ids=self._runner.input_ids.gpu,
         )  # fmt: skip
 
     def _note_padding(self) -> None:
@@ -121,7 +121,7 @@ class LayoutV2:
             int(batch.num_tokens_after_padding),
             () if across is None else tuple(across.tolist()),
             int(self._runner.dp_rank),
-            batch.positions if self._runner.num_speculative_steps else None,
+            batch.positions if self._runner.num_speculative_steps else None, batch.input_ids,
         )  # fmt: skip
 
 

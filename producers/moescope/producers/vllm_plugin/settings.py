@@ -51,6 +51,7 @@ class PluginSettings:
     scene: str = UNKNOWN_SCENE
     token_ids: TokenIdKind = TokenIdKind.OFF
     token_key_file: str | None = None
+    cpu_budget: float | None = None
     ring_bytes: int = DEFAULT_RING_BYTES
 
 
@@ -127,6 +128,10 @@ VARIABLES: Final = (
     Variable(
         "MOESCOPE_TOKEN_KEY_FILE", "token_key_file", str, "file",
         "Key of `keyed_hash`.",
+    ),
+    Variable(
+        "MOESCOPE_CPU_BUDGET", "cpu_budget", _ratio, "number",
+        "Share of the engine's time that recording may take: it steps down to stay below.",
     ),
     Variable(
         "MOESCOPE_RING_MIB", "ring_bytes", _mebibytes, "whole number",

@@ -40,6 +40,7 @@ class Step:
         rows_across: Rows given to each data-parallel rank, where there are several.
         rank: Of this engine among them.
         positions: A device tensor that holds the positions, where the host's are an upper bound.
+        token_ids: A device tensor of the rows' token ids, or None.
     """
 
     engine_ids: list[str]
@@ -50,6 +51,7 @@ class Step:
     rows_across: Sequence[int] = ()
     rank: int = 0
     positions: Any = None
+    token_ids: Any = None
 
     @property
     def rows(self) -> int:

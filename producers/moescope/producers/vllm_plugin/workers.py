@@ -7,11 +7,14 @@ import logging
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
+from moescope.core.vocabulary import TokenIdKind
 from moescope.producers.recorder import Recorder
+from moescope.producers.token_ids import KeyedHash
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
 from moescope.producers.vllm_plugin.host import host_copies
 from moescope.producers.vllm_plugin.identity import (
     engine_ranks,
+    rank_of_experts,
     recorder_arguments,
     replays_graphs,
 )
@@ -29,8 +32,11 @@ PROBE_ATTRIBUTE: Final = "moescope_probe"
 
 _MARK: Final = "_moescope_watches"
 _COMPILE_MARK: Final = "moescope"
+_OPAQUE_DEVICES: Final = frozenset({"cuda", "xpu"})
 
 _log = logging.getLogger("moescope.producers")
+_engine_log = logging.getLogger("vllm.moescope")
+"""vLLM shows what its own loggers say while it starts."""
 
 
 def watch_workers() -> None:
@@ -58,6 +64,7 @@ def watch_workers() -> None:
 def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
     """Attach a probe to a worker's runner when the worker has loaded its model."""
     load_model, warm_up = worker.load_model, worker.compile_or_warm_up_model
+    shutdown = worker.shutdown
 
     @wraps(load_model)
     def load_model_and_attach(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -76,6 +83,14 @@ def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
             if probe is not None:
                 probe.is_warming_up = False
 
+    @wraps(shutdown)
+    def close_and_shut_down(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        probe = getattr(worker.model_runner, PROBE_ATTRIBUTE, None)
+        if probe is not None:
+            probe.close()
+        return shutdown(*args, **kwargs)
+
+    worker.shutdown = close_and_shut_down
     worker.load_model = load_model_and_attach
     worker.compile_or_warm_up_model = warm_up_unseen
 
@@ -100,7 +115,7 @@ def attach_probe(
     """
     earlier = getattr(runner, PROBE_ATTRIBUTE, None)
     if earlier is not None:
-        earlier.stop("the model is loaded anew")
+        earlier.close()
     settings = settings or plugin_settings()
     config = runner.vllm_config
     ranks = engine_ranks(
@@ -110,24 +125,35 @@ def attach_probe(
         return None
     routing = model_routing(runner.get_model())
     if not routing.layers:
-        _log.info("The model has no MoE layers: nothing is recorded.")
+        _engine_log.info("The model has no MoE layers: nothing is recorded.")
         return None
     version = str(importlib.import_module("vllm").__version__)
     recorder = Recorder(**recorder_arguments(settings, config, routing, ranks, version))
     layout = layout_of(runner)
     refusal = routing.refusal or ("" if layout else f"unknown runner {type(runner).__name__}")
     capture = None if refusal else _capture(runner, routing)
+    detach = _nothing if capture is None else _wrap(routing, capture)
+    has_tokens = settings.token_ids is not TokenIdKind.OFF
     probe = EngineProbe(
         recorder,
         EngineRequests(recorder, settings.scene),
         layout,
         capture,
-        None if capture is None else host_copies(capture),
+        None if capture is None else host_copies(capture, with_token_ids=has_tokens),
         refusal=refusal,
-        weights=settings.weights,
+        with_weights=settings.weights,
+        hash_tokens=_hash_of(settings, config.model_config),
+        detach=detach,
     )
+    if ranks.expert_parallel >= 0:
+        parallel = config.parallel_config
+        experts_on = rank_of_experts(
+            parallel, routing.experts, parallel.tensor_parallel_size * parallel.data_parallel_size
+        )
+        if experts_on is not None:
+            recorder.set_placement(experts_on, version=1)
     _hook(runner, probe)
-    _log.info(
+    _engine_log.info(
         "Routing of %d layers, %d experts, top %d is recorded as node %s in %s.",
         len(routing.layers), routing.experts, routing.top_k, recorder.node, settings.directory,
     )  # fmt: skip
@@ -135,7 +161,7 @@ def attach_probe(
 
 
 def _capture(runner: Any, routing: ModelRouting) -> RoutingCapture:  # noqa: ANN401
-    """Buffers for a runner's largest pass, and its routers wrapped to fill them."""
+    """Buffers for a runner's largest pass."""
     config = runner.vllm_config
     graph_sizes = getattr(config.compilation_config, "cudagraph_capture_sizes", None) or (0,)
     rows = max(int(config.scheduler_config.max_num_batched_tokens), *graph_sizes)
@@ -146,13 +172,35 @@ def _capture(runner: Any, routing: ModelRouting) -> RoutingCapture:  # noqa: ANN
         runner.device,
         is_replayed=replays_graphs(config.compilation_config),
     )
-    for index, layer in enumerate(routing.layers):
-        wrap_router(layer.router, capture, index)
-    # Compiled code is cached on disk, by this among others: code with and without the probe's
-    # operation must not be taken for the same.
-    if isinstance(config.additional_config, dict):
+    # Where routers are compiled with the rest (a GPU calls them from an opaque operation), the
+    # code is cached on disk, by this among others: with the probe's operation it is another code.
+    if runner.device.type not in _OPAQUE_DEVICES and isinstance(config.additional_config, dict):
         config.additional_config[_COMPILE_MARK] = True
     return capture
+
+
+def _wrap(routing: ModelRouting, capture: RoutingCapture) -> Callable[[], None]:
+    """Wrap all routers; returns what takes the wrappers off again."""
+    unwrappers = [
+        wrap_router(layer.router, capture, index) for index, layer in enumerate(routing.layers)
+    ]
+
+    def unwrap_all() -> None:
+        for unwrap in unwrappers:
+            unwrap()
+
+    return unwrap_all
+
+
+def _nothing() -> None:
+    """There is nothing to take off."""
+
+
+def _hash_of(settings: PluginSettings, config: Any) -> KeyedHash | None:  # noqa: ANN401
+    """What hashes token ids, as far as they are to be hashed."""
+    if settings.token_key_file is None or settings.token_ids is not TokenIdKind.KEYED_HASH:
+        return None
+    return KeyedHash(settings.token_key_file, vocabulary=int(config.get_vocab_size()))
 
 
 def _hook(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM has no types here
