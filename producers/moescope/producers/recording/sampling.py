@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from moescope.producers.ring.facts import MAX_NAME_BYTES
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _EVERY_HASH: Final = 2**64
 _SALT: Final = b"moescope producer sampling"
 _DRAWS_KEPT: Final = 4_096
+
+
+class Picked(NamedTuple):
+    """Which of several requests are recorded.
+
+    Attributes:
+        names: Of those that are.
+        places: Their indices among all.
+        takes: bool, for each of all.
+    """
+
+    names: list[Any]
+    places: NDArray[np.intp]
+    takes: NDArray[np.bool_]
 
 
 class Sampling:
@@ -21,12 +40,26 @@ class Sampling:
 
     def __init__(self, ratio: float) -> None:
         self._draws: dict[str, int] = {}
+        self._latest: tuple[list[Any], Picked] = ([], _pick([], []))
         self.change(ratio)
 
     def change(self, ratio: float) -> None:
         """Take another share from now on, of running requests too."""
         self._below = round(ratio * _EVERY_HASH)
+        self._latest = ([], _pick([], []))
         self.takes_all = self._below >= _EVERY_HASH
+
+    def pick(self, names: list[Any]) -> Picked:
+        """Which of these requests are recorded; an engine's steps ask for the same again."""
+        asked, picked = self._latest
+        try:
+            if asked == names:
+                return picked
+        except Exception:  # noqa: BLE001, S110 - there are things that cannot be compared
+            pass
+        picked = _pick(names, [*map(self.takes, names)])
+        self._latest = ([*names], picked)
+        return picked
 
     def takes(self, request: str | None) -> bool:
         """Whether a request is recorded; what is no request id is taken, for others to refuse."""
@@ -49,3 +82,9 @@ class Sampling:
         digest = blake2b(name, digest_size=8, key=_SALT).digest()
         draw = self._draws[request] = int.from_bytes(digest, "little")
         return draw
+
+
+def _pick(names: list[Any], takes: list[bool]) -> Picked:
+    chosen = [name for name, is_taken in zip(names, takes, strict=True) if is_taken]
+    mask = np.array(takes, np.bool_)
+    return Picked(chosen, np.flatnonzero(mask), mask)

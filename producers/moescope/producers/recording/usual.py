@@ -171,21 +171,22 @@ class UsualCalls:
         time_us: int | None,
     ) -> bool:
         """Record the rows of those requests that sampling takes."""
-        takes = [*map(self._sampling.takes, names)]
-        if all(takes):
+        picked = self._sampling.pick(names)
+        if len(picked.names) == len(names):
             return self._record(names, counts, rows, phase, time_us)
         if largest(rows.position) > LARGEST_POSITION:
             return False
-        keep = np.array(takes) if counts is None else np.repeat(takes, counts)
-        left_out = len(keep) - int(np.count_nonzero(keep))
-        names = [name for name, is_taken in zip(names, takes, strict=True) if is_taken]
+        places = picked.places
         if counts is not None:
-            counts = [count for count, is_taken in zip(counts, takes, strict=True) if is_taken]
-            if len(counts) == len(keep) - left_out:
+            places = np.flatnonzero(np.repeat(picked.takes, counts))
+            counts = [counts[place] for place in picked.places.tolist()]
+            if len(counts) == len(places):
                 counts = None
-        if names and not self._record(names, counts, rows.take(keep), phase, time_us):
+        if picked.names and not self._record(
+            picked.names, counts, rows.take(places), phase, time_us
+        ):
             return False
-        self._books.unsampled_rows += left_out
+        self._books.unsampled_rows += len(rows.position) - len(places)
         return True
 
     def _record(

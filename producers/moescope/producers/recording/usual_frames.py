@@ -78,10 +78,10 @@ class UsualRows(NamedTuple):
             mask |= _DROPPED
         return mask
 
-    def take(self, keep: NDArray[np.bool_]) -> UsualRows:
+    def take(self, places: NDArray[np.intp]) -> UsualRows:
         """Some of the rows."""
         values: list[Any] = [
-            value[keep] if isinstance(value, np.ndarray) else value for value in self
+            value.take(places, 0) if isinstance(value, np.ndarray) else value for value in self
         ]
         return UsualRows(*values)
 
