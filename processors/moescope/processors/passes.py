@@ -14,7 +14,7 @@ import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.router_sums import FIXED_POINT, PassSums
-from moescope.processors.kernels.passes import index_passes, load_passes
+from moescope.processors.kernels.passes import index_passes, load_passes, order_by_pass
 from moescope.processors.kernels.records import NONE, SILENCE_US
 from moescope.processors.sums import sum_of
 
@@ -125,7 +125,8 @@ class OpenPasses:
         )  # fmt: skip
         if not passes:
             return self.close(node, watermark_us)
-        pass_of_row[pass_of_row == NONE] = passes
+        starts = np.empty(passes + 1, np.int64)
+        order = order_by_pass(pass_of_row, starts)
         first_row, phases, steps = first_row[:passes], phases[:passes], steps[:passes]
         ids, times = pass_id[first_row], time[first_row]
         keys = self._kept_keys(node, ids, times, watermark_us)
@@ -140,7 +141,7 @@ class OpenPasses:
                 steps[index] = max(int(steps[index]), known.step)
         imbalance = np.empty((passes, self._shape[0]), np.int64)
         load_passes(
-            routes.gaps, routes.relabelling, rows.skipped_layers, pass_of_row, kept_as, kept,
+            routes.gaps, routes.relabelling, rows.skipped_layers, order, starts, kept_as, kept,
             imbalance,
         )  # fmt: skip
         is_complete = times < watermark_us

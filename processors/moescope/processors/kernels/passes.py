@@ -9,12 +9,15 @@ import numpy as np
 from moescope.core.router_sums import FIXED_POINT
 from moescope.core.vocabulary import Phase, RowFlag
 from moescope.processors.compilation import compiled
-from moescope.processors.kernels.ranks import BLOCK, ranks_of_block
+from moescope.processors.kernels.ranks import BLOCK, WORD, ranks_of_block, words_of_block
 from moescope.processors.kernels.records import NO_TIME, NONE
+from moescope.processors.kernels.tally import BYTES, MOST_ROWS_OF_WORDS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MOST_WORDS = 1
+"""Making more words per row takes longer than counting its ranks one by one."""
 _NOT_EXECUTED = int(RowFlag.CONTEXT | RowFlag.PADDING)
 _RECOMPUTED = int(RowFlag.RECOMPUTED)
 _WARMUP, _DRAFT = int(Phase.WARMUP), int(Phase.DRAFT)
@@ -91,11 +94,42 @@ def index_passes(
 
 
 @compiled
+def order_by_pass(pass_of_row: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Rows of each pass side by side: those of pass p are `starts[p] … starts[p + 1]`.
+
+    Args:
+        pass_of_row: int64 [T]; −1 where a row does not count.
+        starts: out, int64 [passes + 1].
+
+    Returns:
+        uint64 [counted rows]: numbers that cannot be negative need no check.
+    """
+    passes = len(starts) - 1
+    places = np.zeros(passes, np.int64)
+    for row in range(len(pass_of_row)):
+        if pass_of_row[row] >= 0:
+            places[pass_of_row[row]] += 1
+    total = 0
+    for index in range(passes):
+        starts[index] = total
+        total += places[index]
+        places[index] = starts[index]
+    starts[passes] = total
+    order = np.empty(total, np.uint64)
+    for row in range(len(pass_of_row)):
+        if pass_of_row[row] >= 0:
+            order[places[pass_of_row[row]]] = row
+            places[pass_of_row[row]] += 1
+    return order
+
+
+@compiled
 def load_passes(
     gaps: NDArray[np.unsignedinteger[Any]],
     relabelling: NDArray[np.uint16],
     skipped_layers: NDArray[np.bool_],
-    pass_of_row: NDArray[np.int64],
+    order: NDArray[np.uint64],
+    starts: NDArray[np.int64],
     kept_as: NDArray[np.int64],
     kept: NDArray[np.uint32],
     imbalance: NDArray[np.int64],
@@ -104,50 +138,140 @@ def load_passes(
 
     Args:
         gaps: uint8 or uint16 [k, L, T]. relabelling: uint16 [L, E]. skipped_layers: bool [L].
-        pass_of_row: int64 [T]; the number of passes where a row does not count.
+        order, starts: as `order_by_pass` gives them.
         kept_as: int64 [passes], place in `kept`; −1: the pass begins and ends in this batch.
         kept: uint32 [., L, E], rows per expert of passes that go beyond the batch; added to.
         imbalance: out, int64 [passes, L]: E · max(c) / Σ c, fixed-point; 0 without a row.
     """
     top_k, layers, total = gaps.shape
     experts = relabelling.shape[1]
-    passes = len(kept_as)
+    counted = len(order)
     ranks = np.empty((top_k, BLOCK), np.uint16)
     sums = np.empty(BLOCK, np.uint16)
     bad = np.empty(BLOCK, np.uint8)
-    # One row more than passes: what does not count is counted there.
-    counts = np.zeros((passes + 1, experts), np.uint32)
+    n_words = -(-experts // WORD) if experts <= MOST_WORDS * WORD else 0
+    of_block = np.empty((n_words, BLOCK), np.uint64)
+    words = np.empty((n_words, total), np.uint64)
+    by_pass = np.empty((n_words, counted), np.uint64)
+    planes = np.empty((0 if n_words else top_k, total), np.uint16)
+    sound = np.empty(total, np.uint8)
+    counters = np.empty(n_words * BYTES, np.uint64)
+    counts = np.empty(max(experts, n_words * WORD), np.uint32)
     scale = FIXED_POINT * experts
     for layer in range(layers):
-        counts[:] = 0
-        for index in range(passes):
-            place = kept_as[index]
-            if place >= 0:
-                for rank in range(experts):
-                    counts[index, rank] = kept[place, layer, relabelling[layer, rank]]
-        for block in range(0, 0 if skipped_layers[layer] else total, BLOCK):
+        any_bad = skipped_layers[layer]
+        for block in range(0, total, BLOCK):
             width = min(BLOCK, total - block)
-            here = pass_of_row[block : block + width]
-            any_bad = ranks_of_block(gaps, layer, block, width, experts, ranks, bad, sums)
-            for j in range(top_k):
-                plane = ranks[j, :width]
-                if any_bad:
-                    for i in range(width):
-                        if not bad[i]:
-                            counts[here[i], plane[i]] += np.uint32(1)
+            any_bad |= ranks_of_block(gaps, layer, block, width, experts, ranks, bad, sums)
+            if skipped_layers[layer]:
+                bad[:width] = 1
+            for i in range(width):
+                sound[block + i] = bad[i] == 0
+            if n_words > 0:
+                words_of_block(ranks, width, of_block)
+            for word in range(n_words):
+                words[word, block : block + width] = of_block[word, :width]
+            for j in range(len(planes)):
+                planes[j, block : block + width] = ranks[j, :width]
+        for word in range(n_words):
+            of_rows, sorted_words = words[word], by_pass[word]
+            for i in range(counted):
+                sorted_words[i] = of_rows[order[i]]
+            if any_bad:
+                for i in range(counted):
+                    if not sound[order[i]]:
+                        sorted_words[i] = 0
+        for index in range(len(kept_as)):
+            begin, end = starts[index], starts[index + 1]
+            place = kept_as[index]
+            load = top_k * (end - begin)
+            if any_bad:
+                for i in range(begin, end):
+                    load -= top_k * np.int64(sound[order[i]] == 0)
+            largest = np.uint32(0)
+            if place < 0 and n_words > 0 and end - begin <= MOST_ROWS_OF_WORDS:
+                largest = _largest_of_words(by_pass, begin, end, counters)
+            else:
+                counts[:] = 0
+                if n_words > 0:
+                    _add_words(by_pass, begin, end, counters, counts)
                 else:
-                    for i in range(width):
-                        counts[here[i], plane[i]] += np.uint32(1)
-        for index in range(passes):
-            row = counts[index]
-            largest, load = np.uint32(0), np.uint32(0)
-            for rank in range(experts):
-                largest = max(largest, row[rank])
-                load += row[rank]
+                    _add_ranks(planes, sound, order[begin:end], counts)
+                if place >= 0:
+                    for rank in range(experts):
+                        expert = relabelling[layer, rank]
+                        load += np.int64(kept[place, layer, expert])
+                        kept[place, layer, expert] += counts[rank]
+                        counts[rank] = kept[place, layer, expert]
+                for rank in range(experts):
+                    largest = max(largest, counts[rank])
             imbalance[index, layer] = 0
             if load > 0:
-                imbalance[index, layer] = np.int64(largest) * scale // np.int64(load)
-            place = kept_as[index]
-            if place >= 0:
-                for rank in range(experts):
-                    kept[place, layer, relabelling[layer, rank]] = row[rank]
+                imbalance[index, layer] = np.int64(largest) * scale // load
+
+
+@compiled
+def _count_bits(words: NDArray[np.uint64], counters: NDArray[np.uint64]) -> None:
+    """Byte j of counter b counts bit 8 j + b of at most 255 words."""
+    ones = np.uint64(0x0101010101010101)
+    zero = np.uint64(0)
+    c0, c1, c2, c3, c4, c5, c6, c7 = zero, zero, zero, zero, zero, zero, zero, zero
+    for i in range(len(words)):
+        word = words[i]
+        c0 += word & ones
+        c1 += (word >> np.uint64(1)) & ones
+        c2 += (word >> np.uint64(2)) & ones
+        c3 += (word >> np.uint64(3)) & ones
+        c4 += (word >> np.uint64(4)) & ones
+        c5 += (word >> np.uint64(5)) & ones
+        c6 += (word >> np.uint64(6)) & ones
+        c7 += (word >> np.uint64(7)) & ones
+    counters[0], counters[1], counters[2], counters[3] = c0, c1, c2, c3
+    counters[4], counters[5], counters[6], counters[7] = c4, c5, c6, c7
+
+
+@compiled
+def _largest_of_words(
+    words: NDArray[np.uint64], begin: int, end: int, counters: NDArray[np.uint64]
+) -> np.uint32:
+    """Most of some words [W, .] that share a bit, of at most 255."""
+    for word in range(len(words)):
+        _count_bits(words[word, begin:end], counters[word * BYTES : (word + 1) * BYTES])
+    largest = np.uint8(0)
+    for count in counters.view(np.uint8):
+        largest = max(largest, count)
+    return np.uint32(largest)
+
+
+@compiled
+def _add_words(
+    words: NDArray[np.uint64],
+    begin: int,
+    end: int,
+    counters: NDArray[np.uint64],
+    counts: NDArray[np.uint32],
+) -> None:
+    """Add words [W, .] to counts by rank, some at a time."""
+    byte = np.uint64(0xFF)
+    for first in range(begin, end, MOST_ROWS_OF_WORDS):
+        last = min(first + MOST_ROWS_OF_WORDS, end)
+        for word in range(len(words)):
+            _count_bits(words[word, first:last], counters[:BYTES])
+            for place in range(BYTES):
+                for bit in range(BYTES):
+                    count = (counters[bit] >> np.uint64(BYTES * place)) & byte
+                    counts[word * WORD + place * BYTES + bit] += np.uint32(count)
+
+
+@compiled
+def _add_ranks(
+    planes: NDArray[np.uint16],
+    sound: NDArray[np.uint8],
+    rows: NDArray[np.uint64],
+    counts: NDArray[np.uint32],
+) -> None:
+    """The same from ranks [k, T], of more experts than words are made for."""
+    for row in rows:
+        if sound[row]:
+            for j in range(len(planes)):
+                counts[planes[j, row]] += np.uint32(1)
