@@ -105,7 +105,7 @@ class Engine:
             options |= {"fidelity": "sampled", "sampling_ratio": 0.5}
         self.short = small_recorder(folder / "short", **options)
         self.general = small_recorder(folder / "general", **options)
-        self.general._usual = None  # noqa: SLF001 - there is no other way to forbid it
+        self.general._calls.usual = None  # noqa: SLF001 - there is no other way to forbid it
         self.batch = ["a", "b", "c", "d"]
         self.next = dict.fromkeys(self.batch, 0)
 

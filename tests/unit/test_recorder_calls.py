@@ -288,6 +288,8 @@ def test_repeated_internal_errors_switch_recording_off(
     counters = recorder.counters()
     assert counters.disabled == "repeated internal errors"
     assert counters.rejected_rows == 3 * INTERNAL_ERRORS_ALLOWED
+    assert counters.unseen_rows == 2 * 3 * INTERNAL_ERRORS_ALLOWED  # coverage falls
+    assert counters.internal_errors == INTERNAL_ERRORS_ALLOWED
     assert len(caplog.records) == 1
 
 
@@ -297,7 +299,7 @@ def test_usual_calls_go_the_short_way(recorder: Recorder, monkeypatch: pytest.Mo
     def unwanted(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("moescope.producers.recorder.check_call", unwanted)
+    monkeypatch.setattr("moescope.producers.recording.calls.check_call", unwanted)
     recorder.begin_request("a", prompt_tokens=3)
     recorder.record("a", np.arange(3), GOOD, "prefill", token_ids=np.arange(3))
     for position in range(3, 6):

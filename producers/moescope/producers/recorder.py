@@ -24,7 +24,8 @@ from moescope.core.vocabulary import (
 )
 from moescope.producers.profile import Profile
 from moescope.producers.recording.budget import BUDGET_REASON, Rung
-from moescope.producers.recording.call import check_call, rows_given
+from moescope.producers.recording.call import rows_given
+from moescope.producers.recording.calls import Calls
 from moescope.producers.recording.changing import (
     LOCK_TIMEOUT_SECONDS,
     ChangingTerms,
@@ -34,12 +35,11 @@ from moescope.producers.recording.counters import Complaints, RecorderCounters, 
 from moescope.producers.recording.description import checked_profile, member
 from moescope.producers.recording.event_times import EventTimes
 from moescope.producers.recording.forks import forget_forks, watch_forks
-from moescope.producers.recording.general import GeneralCalls, PartlyWrittenError
+from moescope.producers.recording.general import PartlyWrittenError
 from moescope.producers.recording.pausing import Pausing, new_budget
 from moescope.producers.recording.running import RunningRequests
 from moescope.producers.recording.sampling import Sampling
 from moescope.producers.recording.switch import KillSwitch, disabled_by_environment
-from moescope.producers.recording.usual import UsualCalls
 from moescope.producers.ring.facts import UNKNOWN_LENGTH, RequestFacts
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
 from moescope.producers.ring.rows import write_end
@@ -140,7 +140,6 @@ class Recorder:
         self._books = RowBooks(self._lock)
         self._times = EventTimes(self._clock)
         self._ring: RingWriter | None = None
-        self._usual: UsualCalls | None = None
         self._node_file = -1
         profile = checked_profile(
             Profile(
@@ -165,20 +164,20 @@ class Recorder:
                 labels=dict(labels or {}),
             )
         )
-        self._shape = profile.shape
         self._has_token_ids = profile.token_id_kind is not TokenIdKind.OFF
         self._running = RunningRequests()
         self._sampling = Sampling(sampling_ratio)
-        geometry = Geometry.for_size(ring_bytes, self._shape.longest_row_frame())
+        geometry = Geometry.for_size(ring_bytes, profile.shape.longest_row_frame())
         self._terms = ChangingTerms(profile, self._sampling, geometry, self._lock)
-        self._general = GeneralCalls(
+        self._calls = Calls(
             running=self._running,
             sampling=self._sampling,
-            shape=self._shape,
+            shape=profile.shape,
             geometry=geometry,
             books=self._books,
             times=self._times,
             complaints=self._complaints,
+            lock=self._lock,
         )
         now = self._clock.monotonic()
         budget = new_budget(cpu_budget, profile.fidelity, sampling_ratio, now)
@@ -231,7 +230,7 @@ class Recorder:
             task: What the request belongs to; by default itself.
             scene: Traffic class.
         """
-        if self._is_off() or self._pausing.switch.reason:
+        if self._is_off() or self._pausing.is_stopped:
             return
         try:
             facts = RequestFacts(
@@ -308,28 +307,17 @@ class Recorder:
         if self._terms.is_counts:  # of which no batch would hold any
             weights = entropy = margin = pass_id = token_ids = content_keys = blocks = None
         try:
-            if (
-                self._usual is not None
-                and blocks is padding is None
-                and self._usual.record(
-                    request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
-                    event_time_us=event_time_us, pass_id=pass_id, step=step, token_ids=token_ids,
-                    content_keys=content_keys, weights=weights, entropy=entropy, margin=margin,
-                    dropped=dropped,
-                )
-            ):  # fmt: skip
-                return
-            self._record_unusual(
+            self._calls.record(
                 request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
-                padding=padding, weights=weights, entropy=entropy, margin=margin,
-                event_time_us=event_time_us, pass_id=pass_id, step=step, token_id=token_ids,
-                content_key=content_keys, block=blocks, dropped=dropped,
+                event_time_us=event_time_us, pass_id=pass_id, step=step, token_ids=token_ids,
+                content_keys=content_keys, weights=weights, entropy=entropy, margin=margin,
+                dropped=dropped, blocks=blocks, padding=padding,
             )  # fmt: skip
         except PartlyWrittenError as error:
-            self._reject(error.rows, "an internal error")
+            self._calls.reject(error.rows, "an internal error")
             self._note_failure(error)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._reject(rows_given(positions, expert_ids), "an internal error")
+            self._calls.reject(rows_given(positions, expert_ids), "an internal error")
             self._note_failure(error)
         finally:
             if pausing.budget is not None:
@@ -358,7 +346,7 @@ class Recorder:
 
     def end_request(self, request_id: str, *, last_of_task: bool = False) -> None:
         """Tell that a request is over; `last_of_task` when its task is over, too."""
-        if self._is_off() or self._pausing.switch.reason:
+        if self._is_off() or self._pausing.is_stopped:
             return
         try:
             if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
@@ -497,42 +485,9 @@ class Recorder:
         )  # fmt: skip
         self._ring = self._books.ring = ring
         self._terms.start(profile, ring)
-        self._usual = UsualCalls(
-            ring,
-            self._running,
-            sampling=self._sampling,
-            shape=self._shape,
-            books=self._books,
-            times=self._times,
-            lock=self._lock,
-        )
+        self._calls.open(ring)
         # An engine that lets go of its recorder, or ends in peace, did not crash.
         weakref.finalize(self, ring.close)
-
-    def _record_unusual(
-        self,
-        request_ids: object,
-        positions: object,
-        expert_ids: object,
-        phase: object,
-        **more: object,
-    ) -> None:
-        rows = rows_given(positions, expert_ids)
-        try:
-            call = check_call(self._shape, request_ids, positions, expert_ids, phase, **more)
-        except Exception as error:  # noqa: BLE001 - whatever an engine passes
-            self._reject(rows, str(error))
-            return
-        if not call.rows:
-            return
-        if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            self._reject(call.rows, "the ring was busy")
-            return
-        try:
-            if self._ring is not None:
-                self._general.write(self._ring, call)
-        finally:
-            self._lock.release()
 
     def _look_if_due(self, now: float) -> None:
         """Once a second: does the kill switch, or the budget, want something else?"""
@@ -554,15 +509,10 @@ class Recorder:
         wanted = self._terms.with_fidelity(rung.fidelity, rung.sampling_ratio, reason)
         self._terms.change(wanted)
 
-    def _reject(self, rows: int, reason: str) -> None:
-        if rows:
-            self._books.add(rejected=rows)
-            self._complaints.say_once(f"record: {reason}")
-
     def _note_failure(self, error: Exception) -> None:
         self._internal_errors += 1
-        if self._internal_errors == INTERNAL_ERRORS_ALLOWED and not self._off:
-            self._off = "repeated internal errors"
+        if self._internal_errors == INTERNAL_ERRORS_ALLOWED:
+            self._pausing.give_up("repeated internal errors")
             _log.error("Recording is switched off after repeated errors.", exc_info=error)
 
     def _is_off(self) -> bool:
@@ -584,7 +534,7 @@ class Recorder:
         forget_forks(self)
         if self._ring is not None:
             self._books.book()
-            self._usual = None
+            self._calls.close()
             self._ring.close()
         if self._node_file >= 0:
             os.close(self._node_file)

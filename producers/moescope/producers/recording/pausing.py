@@ -32,6 +32,17 @@ class Pausing:
         self.budget = budget
         self.next_look = now
         self.reason = ""
+        self._fault = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether not even requests are followed: nothing but counting is safe, or wanted."""
+        return bool(self._fault or self.switch.reason)
+
+    def give_up(self, fault: str) -> None:
+        """Record nothing any more."""
+        self._fault = fault
+        self._settle()
 
     def look(self, now: float) -> tuple[bool, Rung | None]:
         """Look at both.
@@ -57,7 +68,7 @@ class Pausing:
 
     def _settle(self) -> None:
         is_too_much = self.budget is not None and self.budget.rung.is_paused
-        self.reason = self.switch.reason or (BUDGET_REASON if is_too_much else "")
+        self.reason = self._fault or self.switch.reason or (BUDGET_REASON if is_too_much else "")
 
 
 def new_budget(
