@@ -307,11 +307,19 @@ class Recorder:
         if self._terms.is_counts:  # of which no batch would hold any
             weights = entropy = margin = pass_id = token_ids = content_keys = blocks = None
         try:
-            self._calls.record(
+            usual = self._calls.usual
+            if usual is not None and blocks is padding is None and usual.record(
                 request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
                 event_time_us=event_time_us, pass_id=pass_id, step=step, token_ids=token_ids,
                 content_keys=content_keys, weights=weights, entropy=entropy, margin=margin,
-                dropped=dropped, blocks=blocks, padding=padding,
+                dropped=dropped,
+            ):  # fmt: skip
+                return
+            self._calls.record_any(
+                request_ids, positions, expert_ids, phase, rows_per_request=rows_per_request,
+                event_time_us=event_time_us, pass_id=pass_id, step=step, token_id=token_ids,
+                content_key=content_keys, weights=weights, entropy=entropy, margin=margin,
+                dropped=dropped, block=blocks, padding=padding,
             )  # fmt: skip
         except PartlyWrittenError as error:
             self._calls.reject(error.rows, "an internal error")

@@ -1,8 +1,8 @@
-"""Calls of `Recorder.record`: the short way where it fits, else the general way."""
+"""Calls of `Recorder.record`: the short way for usual ones, and the general way for any."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moescope.producers.recording.call import check_call, rows_given
 from moescope.producers.recording.changing import LOCK_TIMEOUT_SECONDS
@@ -86,43 +86,28 @@ class Calls:
         """Let go of the ring; with the lock."""
         self._ring = self.usual = None
 
-    def record(
+    def record_any(
         self,
         request_ids: object,
         positions: object,
         expert_ids: object,
         phase: object,
-        *,
-        blocks: object,
-        padding: object,
-        **usual: Any,  # noqa: ANN401 - checked on both ways
+        **more: object,
     ) -> None:
-        """Record a call, or count its rows as rejected.
+        """Record a call that is not usual, or count its rows as rejected.
 
         Args:
-            request_ids: As in `Recorder.record`, like all others.
-            positions: …
-            expert_ids: …
-            phase: …
-            blocks: …
-            padding: …
-            **usual: …
+            request_ids: As in `Recorder.record`.
+            positions: As there.
+            expert_ids: As there.
+            phase: As there.
+            **more: The others that `check_call` takes.
 
         Raises:
             PartlyWrittenError: An error of the recorder's own, after a part of the rows.
         """
-        if (
-            self.usual is not None
-            and blocks is padding is None
-            and self.usual.record(request_ids, positions, expert_ids, phase, **usual)
-        ):
-            return
-        token_id, content_key = usual.pop("token_ids"), usual.pop("content_keys")
         try:
-            call = check_call(
-                self._shape, request_ids, positions, expert_ids, phase, padding=padding,
-                block=blocks, token_id=token_id, content_key=content_key, **usual,
-            )  # fmt: skip
+            call = check_call(self._shape, request_ids, positions, expert_ids, phase, **more)
         except Exception as error:  # noqa: BLE001 - whatever an engine passes
             self.reject(rows_given(positions, expert_ids), str(error))
             return
