@@ -152,7 +152,7 @@ def attach_probe(
         )
         if experts_on is not None:
             recorder.set_placement(experts_on, version=1)
-    _hook(runner, probe)
+    hook_runner(runner, probe)
     _engine_log.info(
         "Routing of %d layers, %d experts, top %d is recorded as node %s in %s.",
         len(routing.layers), routing.experts, routing.top_k, recorder.node, settings.directory,
@@ -203,7 +203,8 @@ def _hash_of(settings: PluginSettings, config: Any) -> KeyedHash | None:  # noqa
     return KeyedHash(settings.token_key_file, vocabulary=int(config.get_vocab_size()))
 
 
-def _hook(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM has no types here
+def hook_runner(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM has no types here
+    """Put a probe around a runner's passes."""
     execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
 
     @wraps(execute_model)
