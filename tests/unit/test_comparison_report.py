@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,6 @@ from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.vocabulary import IdSpace, Origin, Phase
 from moescope.jobs.reports.comparison import Limits, compare, find_side
 from moescope.jobs.reports.comparison.intervals import share_of
-from moescope.jobs.reports.comparison.page import comparison_html
-from moescope.jobs.reports.comparison.pictures import (
-    counts_picture,
-    layers_picture,
-    margins_picture,
-    positions_picture,
-)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -257,43 +249,6 @@ def test_intervals_at_the_ends() -> None:
         "value": 0.6, "low": None, "high": None,
     }  # fmt: skip
     assert share_of(np.zeros(3), np.zeros(3), 0) is None
-
-
-def test_the_page_shows_names_as_text_and_has_all_charts(tmp_path: Path) -> None:
-    """Names come from producers: none becomes a tag. Charts satisfy their schema."""
-    bad = (("revision", "<script>alert(1)</script>"),)
-    report = compared(tmp_path, [Batch(rows())], [Batch(half_other(), header=bad)])
-    page = comparison_html(report, "c.json")
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert" in page
-    for name, picture in {
-        "layers": layers_picture(report),
-        "counts": counts_picture(report),
-        "positions": positions_picture(report),
-        "margins": margins_picture(report),
-    }.items():
-        assert picture is not None
-        assert f'data-spec="spec-{name}"' in page
-        assert picture.words
-        picture.chart.to_dict()
-
-
-def test_the_command_writes_and_judges(tmp_path: Path) -> None:
-    """Exit code 1 when a limit is not met, with the page and its JSON twin written all the same."""
-    for name, batch in (("a", Batch(rows())), ("b", Batch(half_other()))):
-        write_log(tmp_path / name, [batch])
-    arguments = [
-        "report", "compare", str(tmp_path / "a"), str(tmp_path / "b"),
-        "--fewest-pairs", "10", "--out", str(tmp_path / "pages" / "c.html"),
-    ]  # fmt: skip
-    for limit, code in (("0.4", 0), ("0.6", 1)):
-        outcome = CliRunner().invoke(app, [*arguments, "--json", "--min-all-layers", limit])
-        assert outcome.exit_code == code
-        assert json.loads((tmp_path / "pages/c.json").read_text()) == json.loads(outcome.stdout)
-    assert (tmp_path / "pages/c.html").read_text().startswith("<!DOCTYPE html>")
-    text = CliRunner().invoke(app, arguments).stdout
-    assert "margin 0.2–0.5: 12 of 48 sets differ" in text
-    assert "same top-1" in text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ _SERIES: Final = {
 }
 _COUNTS: Final = {
     "divergence of counts": ("js_divergence", BASELINE, "circle"),
-    "by chance alone": ("noise_floor", MUTED, "stroke"),
+    "by chance alone": ("noise_floor", MUTED, "square"),
 }
 _SPAN: Final = {"value": pl.Float64, "low": pl.Float64, "high": pl.Float64}
 
