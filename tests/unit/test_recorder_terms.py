@@ -338,6 +338,26 @@ def test_nonsense_about_unseen_rows_never_raises(node: Node) -> None:
     assert node.recorder.counters().internal_errors == 0
 
 
+def test_a_ring_whose_terms_nobody_understands_is_set_aside(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A recorder of another release costs its own ring, not the agent; its rows are in the file."""
+    node.record("a", 3)
+    ring = node.recorder._ring  # noqa: SLF001 - no recorder of this release writes such terms
+    assert ring is not None
+    ring.change_terms(b"terms of the future")
+    node.record("a", 2)
+    with caplog.at_level(logging.ERROR, logger="moescope.producers"):
+        assert [row.serial for row in rows_of(node.batches())] == [0, 1, 2]
+    assert len(list(node.folder.glob("*.ring.damaged"))) == 1
+    assert node.agent.counters().unreadable_rings == 1
+    assert "set aside" in caplog.text
+    node.recorder.close()
+    with small_recorder(node.folder, clock=node.clock) as newer:
+        newer.record("b", [0], ids_of([0]), "decode")
+        assert len(list(rows_of(node.batches()))) == 4
+
+
 def test_terms_and_placements_come_back_as_they_were_stored() -> None:
     """What the ring holds is what the recorder said."""
     table = np.array([[0, 1, SEVERAL_RANKS], [2, 2, 2]], np.uint16)

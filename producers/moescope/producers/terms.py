@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from moescope.core.batch import Placement
-from moescope.core.errors import InputError
 from moescope.core.vocabulary import Fidelity
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Terms:
         """As the ring stored them.
 
         Raises:
-            InputError: A recorder of another release wrote something that this one cannot read.
+            ValueError: They are of another release, or no terms.
         """
         try:
             (length,) = _LENGTH.unpack_from(raw)
@@ -85,12 +84,8 @@ class Terms:
             stored: dict[str, Any] = json.loads(raw[_LENGTH.size : end])
             stored["fidelity"] = Fidelity(stored["fidelity"])
             return cls(**stored, placement=raw[end:])
-        except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise InputError(
-                "What the ring says about the rows behind it cannot be read.",
-                why=str(error),
-                next_step="Run an agent of the same release as the recorder.",
-            ) from error
+        except (KeyError, TypeError, struct.error) as error:
+            raise ValueError(f"terms that cannot be read: {error}") from error
 
 
 def pack_placement(placement: Placement) -> bytes:
@@ -110,11 +105,11 @@ def unpack_placement(packed: bytes, layers: int, experts: int) -> Placement:
     """
     import zstandard  # noqa: PLC0415 - as above
 
-    version, ranks = _PLACEMENT.unpack_from(packed)
     size = layers * experts * 2
     try:
+        version, ranks = _PLACEMENT.unpack_from(packed)
         table = zstandard.ZstdDecompressor().decompress(packed[_PLACEMENT.size :], size)
-    except zstandard.ZstdError as error:
+    except (struct.error, zstandard.ZstdError) as error:
         raise ValueError(f"a placement that cannot be read: {error}") from error
     rank_of = np.frombuffer(table, "<u2").astype(np.uint16).reshape(layers, experts)
     return Placement(version=version, rank_of=rank_of, ranks=ranks)

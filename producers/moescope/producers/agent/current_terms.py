@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moescope.core.vocabulary import Fidelity
+from moescope.producers.ring.errors import RingFormatError
 from moescope.producers.terms import Terms, unpack_placement
 
 if TYPE_CHECKING:
@@ -45,19 +46,29 @@ class CurrentTerms:
         """The terms that a frame came under.
 
         Raises:
-            InputError: A recorder of another release wrote something that this one cannot read.
+            RingFormatError: A recorder of another release wrote what this one cannot read.
         """
         if raw != self._raw:
-            terms = Terms.from_bytes(raw)
-            profile = self._profile
-            self._terms = BatchTerms(
-                terms.applied_to(profile),
-                unpack_placement(terms.placement, len(profile.layers), profile.experts)
-                if terms.placement
-                else None,
-            )
+            try:
+                self._terms = self._unpacked(raw)
+            except ValueError as error:
+                raise RingFormatError(
+                    "What a ring says about its rows cannot be read.",
+                    why=str(error),
+                    next_step="Run an agent of the same release as the recorder.",
+                ) from error
             self._raw = raw
         return self._terms
+
+    def _unpacked(self, raw: bytes) -> BatchTerms:
+        if not raw:
+            return BatchTerms(self._profile, None)
+        terms = Terms.from_bytes(raw)
+        shape = self._profile.shape
+        placement = None
+        if terms.placement:
+            placement = unpack_placement(terms.placement, shape.layers, shape.experts)
+        return BatchTerms(terms.applied_to(self._profile), placement)
 
     def placement_due(self, terms: BatchTerms, now: float) -> Placement | None:
         """The placement, if a batch made now has to carry it; `now` is the monotonic clock."""

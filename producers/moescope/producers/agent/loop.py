@@ -164,6 +164,8 @@ class Agent:
             except BatchLogError as error:
                 self._complain(name, error)
                 node.close_log()
+            except RingFormatError as error:
+                self._give_up_ring(node, error)
         if self._error is None and self._complaint:
             self._complaint = ""
             _log.warning("The batch log accepts batches again.")
@@ -300,6 +302,13 @@ class Agent:
             path.rename(path.with_name(path.name.removesuffix(RING_SUFFIX) + DAMAGED_SUFFIX))
         self._known.discard(path.name)
         _log.error("The ring %s is set aside: %s", path.name, error)
+
+    def _give_up_ring(self, node: _Node, error: RingFormatError) -> None:
+        """Leave a ring that turned out to be unreadable, and go on with the node's next one."""
+        node.shipper = None
+        ring = node.rings.pop(0)
+        ring.reader.close()
+        self._set_aside(ring.reader.path, error)
 
     def _complain_of_ring(self, path: Path, error: OSError) -> None:
         if path.name not in self._refused and not isinstance(error, FileNotFoundError):
