@@ -105,7 +105,8 @@ class AgreementSums:
         self, margin: NDArray[np.float32], same: NDArray[np.bool_], group: NDArray[np.int64]
     ) -> None:
         known = np.isfinite(margin)
-        bucket = np.searchsorted(MARGIN_EDGES, np.where(known, margin, 0.0), side="right") - 1
+        close = np.maximum(np.where(known, margin, 0.0), 0.0)
+        bucket = np.searchsorted(MARGIN_EDGES, close, side="right") - 1
         cells = group[:, None] * len(MARGIN_EDGES) + bucket
         self.margin_known += _counted(cells[known], self.margin_known.shape)
         self.margin_same += _counted(cells[known & same], self.margin_same.shape)
