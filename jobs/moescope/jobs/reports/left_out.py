@@ -24,6 +24,8 @@ _MISSING = {
     Needs.RANKS: "the producer does not tell in which order a token's experts were ranked",
     Needs.POSITIONS: "too few different requests were seen at the same positions",
     Needs.REQUESTS: "too few requests ran at the same time",
+    Needs.PASSES: "the producer does not tell which tokens one forward pass computed",
+    Needs.PLACEMENT: "the producer does not tell on which rank an expert lies",
 }
 
 
