@@ -1,0 +1,291 @@
+"""A long steady load on a real vLLM with the plugin: does the plugin's memory grow?
+
+    python -m benchmarks.vllm_soak [--minutes 20] [--without] [--rate 2] [--json FILE]
+
+By default two servers run side by side under the same load, one with plugin and agent, one
+without: the plugin's share is their difference, sample by sample, so that what vLLM itself, its
+cache or the allocator do over time falls away. `--without` compares two servers without it: what
+such a difference does by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.machine import describe, load
+from benchmarks.vllm_load import Shape, block_prompts, engine_python, run_block, what_is_missing
+
+from support.vllm_agent import AgentProcess  # isort: skip (vllm_load says where it lies)
+from support.vllm_server import ServerOptions, VllmNursery, wait_until_ready  # isort: skip
+
+from moescope.producers.ring.layout import RING_SUFFIX
+from moescope.producers.ring.reader import RingReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from support.vllm_server import VllmServer
+
+SHAPE = Shape(streams=6, prompt_tokens=96, tokens=64)
+SAMPLE_EVERY_S = 10.0
+SETTLING_SHARE = 0.25
+"""Of the run: caches and the ring's pages fill once, and are no leak."""
+RING = {"MOESCOPE_RING_MIB": "1"}
+"""Small enough to be full while it settles: pages of a ring are resident once they were written."""
+BLOCKS = 12
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+LIMIT_MIB_PER_HOUR = 10.0
+MIB = 1024.0
+
+
+class Memory(NamedTuple):
+    """Memory of a server's processes at one moment, in MiB.
+
+    Attributes:
+        at_s: Since the run began.
+        rss: Resident, of all processes added.
+        pss: Shared pages divided among those that share them.
+        worker_anonymous: Private memory of the process that computes: the ring's file is not in it.
+    """
+
+    at_s: float
+    rss: float
+    pss: float
+    worker_anonymous: float
+
+
+class Slope(NamedTuple):
+    """Growth in MiB per hour, with its 95 % interval."""
+
+    low: float
+    value: float
+    high: float
+
+    def __str__(self) -> str:
+        """As tables show it."""
+        return f"{self.value:+.2f} ({self.low:+.2f} – {self.high:+.2f}) MiB/h"
+
+
+def slope_of(at_s: Sequence[float], mebibytes: Sequence[float], seed: int = 1) -> Slope:
+    """The growth of a series, by Theil and Sen's median of slopes.
+
+    Neighbouring samples are alike, so the interval resamples whole blocks of them.
+
+    Args:
+        at_s: Times, ascending.
+        mebibytes: One per time.
+        seed: Of the resampling.
+
+    Raises:
+        ValueError: Fewer than two samples per block.
+    """
+    if len(at_s) < 2 * BLOCKS:
+        message = f"{len(at_s)} samples are too few: at least {2 * BLOCKS} are needed"
+        raise ValueError(message)
+    times, values = np.asarray(at_s) / 3600, np.asarray(mebibytes)
+    blocks = np.array_split(np.arange(len(times)), BLOCKS)
+    random = np.random.default_rng(seed)
+    slopes = []
+    for _ in range(RESAMPLES):
+        chosen = np.concatenate([blocks[one] for one in random.integers(0, BLOCKS, BLOCKS)])
+        slopes.append(_theil_sen(times[chosen], values[chosen]))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.nanquantile(slopes, [tail, 1 - tail])
+    return Slope(float(low), _theil_sen(times, values), float(high))
+
+
+def _theil_sen(times: Any, values: Any) -> float:  # noqa: ANN401 (arrays)
+    first, second = np.triu_indices(len(times), 1)
+    apart = times[second] - times[first]
+    kept = apart != 0
+    return float(np.median((values[second] - values[first])[kept] / apart[kept]))
+
+
+def verdict_of(slope: Slope) -> str:
+    """`flat`, `grows`, or `inconclusive`, against the limit."""
+    if slope.high < LIMIT_MIB_PER_HOUR:
+        return "flat"
+    return "grows" if slope.low > 0 else "inconclusive"
+
+
+def memory_of(server: VllmServer, began: float) -> Memory:
+    """Read it from the system."""
+    rss = pss = anonymous = 0.0
+    for process in server.processes():
+        fields = _rollup(process.pid)
+        rss += fields["Rss"] / MIB
+        pss += fields["Pss"] / MIB
+        if process.title == "Worker":
+            anonymous += fields["Anonymous"] / MIB
+    return Memory(time.monotonic() - began, rss, pss, anonymous)
+
+
+def _rollup(pid: int) -> dict[str, int]:
+    """Kibibytes by name."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+    return {line.partition(":")[0]: int(line.split()[1]) for line in lines}
+
+
+class Soak(NamedTuple):
+    """What a run gave.
+
+    Attributes:
+        names: Of the two sides; the first is the one under test.
+        samples: Of each side.
+        tokens: Generated by each side.
+        different_outputs: Blocks in which the sides' tokens differed.
+        ring: Rows that were recorded, rejected and not seen, by the ring's header.
+    """
+
+    names: tuple[str, str]
+    samples: tuple[list[Memory], list[Memory]]
+    tokens: int
+    different_outputs: int
+    ring: dict[str, int]
+
+    def growth(self, quantity: str) -> Slope:
+        """Of the difference of the sides, without the settling time."""
+        own, other = self.samples
+        last = own[-1].at_s
+        pairs = [
+            (one.at_s, getattr(one, quantity) - getattr(two, quantity))
+            for one, two in zip(own, other, strict=True)
+            if one.at_s >= last * SETTLING_SHARE
+        ]
+        return slope_of([at for at, _ in pairs], [difference for _, difference in pairs])
+
+
+def soak(minutes: float, *, without: bool) -> Soak:
+    """Run it.
+
+    Args:
+        minutes: How long the load lasts.
+        without: Two servers without the plugin.
+    """
+    names = ("without, again", "without") if without else ("with", "without")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 (one of its own)
+        ring = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory)))
+        nursery = stack.enter_context(VllmNursery(folder, engine_python()))
+        plugin = ServerOptions() if without else ServerOptions(ring=ring, environment=RING)
+        servers = [nursery.launch("first", plugin), nursery.launch("second", ServerOptions())]
+        for server in servers:
+            wait_until_ready(server)
+        if not without:
+            stack.enter_context(AgentProcess(ring, folder / "log", folder / "agent.log"))
+        return _load(servers, names, minutes, ring)
+
+
+def _load(servers: list[VllmServer], names: tuple[str, str], minutes: float, ring: Path) -> Soak:
+    samples: tuple[list[Memory], list[Memory]] = ([], [])
+    different = tokens = turn = 0
+    began = time.monotonic()
+    sampled = -SAMPLE_EVERY_S
+    while time.monotonic() - began < minutes * 60:
+        prompts = block_prompts(f"soak-{turn}", SHAPE)
+        blocks = [run_block(server, prompts) for server in servers]
+        different += blocks[0].token_ids != blocks[1].token_ids
+        tokens += SHAPE.streams * SHAPE.tokens
+        turn += 1
+        if time.monotonic() - began - sampled >= SAMPLE_EVERY_S:
+            sampled = time.monotonic() - began
+            for side, server in zip(samples, servers, strict=True):
+                side.append(memory_of(server, began))
+            print(_line(names, samples, tokens), file=sys.stderr)
+    return Soak(names, samples, tokens, different, _ring_totals(ring))
+
+
+def _ring_totals(folder: Path) -> dict[str, int]:
+    totals = {"recorded": 0, "rejected": 0, "unseen": 0}
+    for file in folder.glob(f"*{RING_SUFFIX}"):
+        reader = RingReader(file)
+        totals["recorded"] += reader.total_rows
+        totals["rejected"] += reader.rejected_rows
+        totals["unseen"] += reader.unseen_rows
+        reader.close()
+    return totals
+
+
+def _line(names: tuple[str, str], samples: tuple[list[Memory], list[Memory]], tokens: int) -> str:
+    sides = "; ".join(
+        f"{name}: RSS {side[-1].rss:,.1f}, Pss {side[-1].pss:,.1f},"
+        f" worker's own {side[-1].worker_anonymous:,.1f} MiB"
+        for name, side in zip(names, samples, strict=True)
+    )
+    return f"{samples[0][-1].at_s:6.0f} s, {tokens:,} tokens; {sides}; load {load()[0]}"
+
+
+QUANTITIES = {
+    "rss": "RSS, all processes",
+    "pss": "Pss, all processes",
+    "worker_anonymous": "private memory of the worker",
+}
+
+
+def as_json(result: Soak, machine: dict[str, Any]) -> dict[str, Any]:
+    """All figures."""
+    return {
+        "machine": machine | {"load_after": load()},
+        "sides": result.names,
+        "shape": SHAPE._asdict(),
+        "tokens": result.tokens,
+        "different_outputs": result.different_outputs,
+        "ring": result.ring,
+        "growth_mib_per_hour": {
+            name: result.growth(name)._asdict() | {"verdict": verdict_of(result.growth(name))}
+            for name in QUANTITIES
+        },
+        "samples": {
+            name: [one._asdict() for one in side]
+            for name, side in zip(result.names, result.samples, strict=True)
+        },
+    }
+
+
+def text_of(result: Soak) -> str:
+    """A table for the terminal."""
+    own, other = result.samples
+    sides = f"{result.names[0]} against {result.names[1]}"
+    outputs = f"blocks with different outputs: {result.different_outputs}; rows {result.ring}"
+    lines = [f"{sides}: {own[-1].at_s / 60:.1f} min, {result.tokens:,} tokens each, {outputs}"]
+    for quantity, name in QUANTITIES.items():
+        growth = result.growth(quantity)
+        first = getattr(own[0], quantity) - getattr(other[0], quantity)
+        last = getattr(own[-1], quantity) - getattr(other[-1], quantity)
+        lines.append(
+            f"  {name:30} difference {first:+.1f} MiB at first, {last:+.1f} MiB at last;"
+            f" grows by {growth}: {verdict_of(growth)}"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """What `python -m benchmarks.vllm_soak` does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--without", action="store_true", help="two servers without the plugin")
+    parser.add_argument("--json", type=Path, help="where to write all figures")
+    options = parser.parse_args()
+    missing = what_is_missing()
+    if missing:
+        parser.exit(3, f"left out: {missing}\n")
+    machine = describe()
+    result = soak(options.minutes, without=options.without)
+    if options.json:
+        options.json.write_text(json.dumps(as_json(result, machine), indent=1), encoding="utf-8")
+    print(text_of(result))
+
+
+if __name__ == "__main__":
+    main()
