@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,10 @@ def test_without_vllm_the_plugin_complains_and_goes_on() -> None:
     )
     assert done.stdout == "went on\n"
     assert "The engine is not watched" in done.stderr
+
+
+def test_the_guide_names_every_variable() -> None:
+    """Operators read the guide's table: none is left out, and none is made up."""
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "watch-vllm.md").read_text("utf-8")
+    rows = {line.split("`")[1] for line in guide.splitlines() if line.startswith("| `MOESCOPE_")}
+    assert rows == {variable.name for variable in VARIABLES}
