@@ -1,170 +1,34 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="`make engines` has torch")
-transformers = pytest.importorskip("transformers", reason="`make engines` has transformers")
+pytest.importorskip("transformers", reason="`make engines` has transformers")
 
-from moescope.core.batchlog import BatchLogReader
+from support.torch_models import (
+    EXPERTS,
+    TOP_K,
+    Recording,
+    assert_routed_as,
+    expected_routing,
+    make_model,
+)
+
 from moescope.core.errors import InputError
-from moescope.core.quantise import entropies_of, margins_of, weights_of
 from moescope.core.vocabulary import Phase
-from moescope.core.wire import decode_batch
 from moescope.producers import Recorder, attach
-from moescope.producers.agent import Agent
-from moescope.producers.torch_probe import RequestFacts, router_shape
+from moescope.producers.torch_probe import RequestFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-    from numpy.typing import NDArray
-
-EXPERTS, TOP_K, LAYERS, VOCABULARY = 8, 3, 2, 50
-SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24,
-    "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "num_experts_per_tok": TOP_K, "pad_token_id": 0, "eos_token_id": None,
-}  # fmt: skip
-
-
-def make_model(family: str) -> Any:
-    """A tiny random model, whose routers have opinions."""
-    torch.manual_seed(3)
-    if family == "olmoe":
-        config = transformers.OlmoeConfig(**SIZES, num_experts=EXPERTS)
-        model = transformers.OlmoeForCausalLM(config)
-    else:
-        config = transformers.MixtralConfig(**SIZES, num_local_experts=EXPERTS)
-        model = transformers.MixtralForCausalLM(config)
-    for layer in model.model.layers:
-        torch.nn.init.normal_(layer.mlp.gate.weight, std=0.7)
-    return model.eval()
 
 
 @pytest.fixture(params=["olmoe", "mixtral"])
 def model(request: pytest.FixtureRequest) -> Any:
     """Both families."""
     return make_model(request.param)
-
-
-class Row(NamedTuple):
-    """One recorded token."""
-
-    request: str
-    position: int
-    phase: Phase
-    top1: list[int]
-    experts: list[set[int]]
-    entropy: NDArray[np.float32]
-    margin: NDArray[np.float32]
-    weights: list[dict[int, float]]
-
-
-class Recording:
-    """A recorder, and the agent that makes batches of what it recorded."""
-
-    def __init__(self, model: Any, folder: Path) -> None:
-        shape = router_shape(model)
-        self.folder = folder
-        self.recorder = Recorder(
-            model="tiny", revision="r1", layers=shape.layers, experts=shape.experts,
-            top_k=shape.top_k, directory=folder / "rings", node="node", ring_bytes=1 << 20,
-            rank_order="selection_score", score_kind="softmax", weight_bits=16,
-        )  # fmt: skip
-
-    def rows(self) -> list[Row]:
-        """What arrived in the batch log, without context rows."""
-        self.recorder.close()
-        with Agent(self.folder / "rings", self.folder / "log") as agent:
-            agent.drain()
-        with BatchLogReader(self.folder / "log", "node") as reader:
-            batches = [decode_batch(record.payload) for record in reader.read(0).records]
-        return [row for batch in batches if batch.tokens is not None for row in rows_of(batch)]
-
-
-def rows_of(batch: Any) -> Iterator[Row]:
-    """The rows of one batch, read plainly."""
-    tokens, routes = batch.tokens, batch.routes
-    weights = None if routes.weights is None else weights_of(routes.weights)
-    entropy = entropies_of(routes.entropy, EXPERTS)
-    margin = margins_of(routes.margin)
-    for row in range(len(tokens)):
-        if tokens.flags[row] & 1:
-            continue
-        ids = routes.expert_ids[row].tolist()
-        yield Row(
-            batch.requests.ids[tokens.request[row]],
-            int(tokens.position[row]),
-            Phase(int(tokens.phase[row])),
-            [ids[layer][routes.top1[layer, row]] for layer in range(LAYERS)],
-            [set(layer) for layer in ids],
-            entropy[:, row],
-            margin[:, row],
-            [
-                {}
-                if weights is None
-                else dict(zip(ids[layer], weights[:, layer, row], strict=True))
-                for layer in range(LAYERS)
-            ],
-        )
-
-
-class Expected(NamedTuple):
-    """Routing of one sequence, computed from hidden states and router weights alone."""
-
-    order: NDArray[np.int64]
-    entropy: NDArray[np.float64]
-    margin: NDArray[np.float64]
-    weights: NDArray[np.float64]
-
-
-def expected_routing(model: Any, tokens: list[int]) -> list[Expected]:
-    """By position: what each layer's router has to do with an unpadded sequence."""
-    inputs: list[Any] = []
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda _m, args: inputs.append(args[0].detach()))
-        for layer in model.model.layers
-    ]
-    with torch.no_grad():
-        model(torch.tensor([tokens]), use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    by_layer = []
-    for hidden, layer in zip(inputs, model.model.layers, strict=True):
-        router = layer.mlp.gate.weight.detach().double().numpy()
-        logits = hidden[0].double().numpy() @ router.T
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        by_layer.append(exponentials / exponentials.sum(axis=1, keepdims=True))
-    found = []
-    for position in range(len(tokens)):
-        share = np.stack([layer[position] for layer in by_layer])
-        order = np.argsort(-share, axis=1)
-        ranked = np.take_along_axis(share, order, axis=1)
-        weights = ranked[:, :TOP_K]
-        if model.config.model_type == "mixtral":
-            weights = weights / weights.sum(axis=1, keepdims=True)
-        found.append(
-            Expected(
-                order[:, :TOP_K], -(share * np.log(share)).sum(axis=1),
-                ranked[:, TOP_K - 1] - ranked[:, TOP_K], weights,
-            )
-        )  # fmt: skip
-    return found
-
-
-def assert_routed_as(rows: list[Row], expected: list[Expected], positions: range) -> None:
-    """The rows of one request are these positions, routed as computed independently."""
-    assert [row.position for row in rows] == list(positions)
-    for row in rows:
-        wanted = expected[row.position]
-        assert row.top1 == wanted.order[:, 0].tolist()
-        assert row.experts == [set(layer) for layer in wanted.order.tolist()]
-        np.testing.assert_allclose(row.entropy, wanted.entropy, atol=np.log(EXPERTS) / 500)
-        np.testing.assert_allclose(row.margin, wanted.margin, rtol=0.02, atol=6e-4)
 
 
 SEQUENCES = [[5, 9, 11, 2, 40, 17, 33], [7, 7, 21], [12, 30, 8, 44, 3]]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from moescope.core.errors import InputError
 from moescope.core.vocabulary import ScoreKind, TokenIdKind
 from moescope.producers.torch_probe.attribution import Attribution
+from moescope.producers.torch_probe.compiled import forget_compiled_code, register_operators
 from moescope.producers.torch_probe.families import RouterShape, find_routers
-from moescope.producers.torch_probe.hooks import Hook
 from moescope.producers.torch_probe.passes import Wanted
 from moescope.producers.torch_probe.probe import Probe
 from moescope.producers.torch_probe.tower import end_tokens_of, tower_of
@@ -63,12 +63,16 @@ def attach(
         )
     token_ids = (lambda tokens: tokens) if kind is TokenIdKind.PLAIN else token_hash
     attribution = Attribution(recorder, routers[0].experts, end_tokens_of(model), token_ids)
+    register_operators()
+    forget_compiled_code()
     tower = tower_of(model, [router.module for router in routers])
     wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
     return Probe(tower, routers, attribution, recorder, wanted)
 
 
 def _check_free(routers: list[LayerRouter]) -> None:
+    from moescope.producers.torch_probe.hooks import Hook  # noqa: PLC0415 - it needs torch
+
     hooks = [hook for router in routers for hook in router.module._forward_hooks.values()]  # noqa: SLF001 - the only list
     if any(isinstance(hook, Hook) for hook in hooks):
         raise InputError(

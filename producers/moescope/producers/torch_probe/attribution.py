@@ -148,7 +148,8 @@ def _valid(rows: HostRows, experts: int) -> NDArray[np.bool_] | None:
 
 
 def _all_of_row(is_good: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return np.logical_and.reduce(is_good, axis=tuple(range(1, is_good.ndim)))
+    good: NDArray[np.bool_] = np.logical_and.reduce(is_good, axis=tuple(range(1, is_good.ndim)))
+    return good
 
 
 def _phase(is_decoded: NDArray[np.bool_], wanted: NDArray[np.bool_]) -> Phase | NDArray[np.uint8]:

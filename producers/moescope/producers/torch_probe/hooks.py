@@ -1,14 +1,21 @@
-"""Hooks on a model's modules that its copies do not inherit."""
+"""Hooks on a model's modules: their copies do not inherit them, and compilers see operators.
+
+Imported when a probe is attached, for it needs torch.
+"""
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from moescope.producers.torch_probe.compiled import number_of
+from moescope.producers.torch_probe.inputs import RefusedPassError, argument_names, read_inputs
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
 
     from moescope.producers.torch_probe.families import RouterFamily
     from moescope.producers.torch_probe.probe import Probe
@@ -21,10 +28,12 @@ class Hook:
     nothing, and needs nothing of this package: the probe goes on watching the original alone.
     """
 
-    __slots__ = ("probe",)
+    __slots__ = ("__weakref__", "anchor", "number", "probe")
 
     def __init__(self, probe: Probe) -> None:
         self.probe = probe
+        self.number = number_of(probe)
+        self.anchor = probe.anchor
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What `copy` and `pickle` make instead: a function of any arguments that returns None."""
@@ -34,13 +43,34 @@ class Hook:
 class BeforePass(Hook):
     """Runs when the tower's forward begins."""
 
-    __slots__ = ()
+    __slots__ = ("names",)
+
+    def __init__(self, probe: Probe, tower: torch.nn.Module) -> None:
+        super().__init__(probe)
+        self.names = argument_names(tower)
 
     def __call__(
         self, _module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Arm the routers' hooks."""
-        self.probe.begin_pass(args, kwargs)
+        if torch.compiler.is_compiling():
+            self._trace(args, kwargs)
+        else:
+            self.probe.begin_pass(self.names, args, kwargs)
+
+    def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        try:
+            inputs = read_inputs(self.names, args, kwargs)
+        except RefusedPassError as refusal:
+            torch.ops.moescope.refuse_pass(self.anchor, self.number, refusal.reason)
+            return
+        past = inputs.past
+        is_there = isinstance(past, torch.Tensor)
+        torch.ops.moescope.begin_pass(
+            self.anchor, self.number, inputs.batch, inputs.length, inputs.tokens, inputs.mask,
+            inputs.attention, inputs.positions, None if is_there else past,
+            past if is_there else None,
+        )  # fmt: skip
 
 
 class AfterPass(Hook):
@@ -50,19 +80,34 @@ class AfterPass(Hook):
 
     def __call__(self, _module: torch.nn.Module, _args: object, _output: object) -> None:
         """Record what the routers said."""
-        self.probe.end_pass()
+        if torch.compiler.is_compiling():
+            torch.ops.moescope.end_pass(self.anchor, self.number)
+        else:
+            self.probe.end_pass()
 
 
 class AfterRouter(Hook):
-    """Runs when a router's forward has ended."""
+    """Runs when a router's forward has ended.
 
-    __slots__ = ("_of_thread", "family", "place")
+    Attributes:
+        module: The router, or None when it is gone.
+    """
 
-    def __init__(self, probe: Probe, place: int, family: RouterFamily) -> None:
+    __slots__ = ("_module", "_of_thread", "family", "place")
+
+    def __init__(
+        self, probe: Probe, place: int, family: RouterFamily, module: torch.nn.Module
+    ) -> None:
         super().__init__(probe)
         self._of_thread = probe.of_thread
+        self._module = weakref.ref(module)
         self.place = place
         self.family = family
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The router, or None when it is gone."""
+        return self._module()
 
     def __call__(
         self,
@@ -72,14 +117,17 @@ class AfterRouter(Hook):
         output: object,
     ) -> None:
         """Keep the router's tensors."""
+        if torch.compiler.is_compiling():
+            tensors = self.family.capture(module, args, kwargs, output)
+            torch.ops.moescope.keep_router(self.anchor, self.number, self.place, list(tensors))
+            return
         # Without a pass this is a layer that is computed again for the gradient (its rows were
         # recorded already), or one that nobody announced.
         current = self._of_thread.current
         if current is None:
             return
         try:
-            current.keep(
-                self.place, self.family, module, self.family.capture(module, args, kwargs, output)
-            )
+            tensors = self.family.capture(module, args, kwargs, output)
+            current.keep(self.place, self.family, module, tensors)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.probe.give_up(error)

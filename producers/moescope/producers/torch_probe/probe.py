@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
+from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
-from moescope.producers.torch_probe.hooks import AfterPass, AfterRouter, BeforePass
-from moescope.producers.torch_probe.inputs import RefusedPassError, argument_names, read_inputs
+from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError, read_inputs
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
 
@@ -51,6 +52,7 @@ class Probe:
 
     Attributes:
         of_thread: What the calling thread computes.
+        anchor: See `compiled`.
     """
 
     def __init__(
@@ -63,23 +65,35 @@ class Probe:
     ) -> None:
         import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
 
+        from moescope.producers.torch_probe.hooks import (  # noqa: PLC0415 - as above
+            AfterPass,
+            AfterRouter,
+            BeforePass,
+        )
+
         self._without_gradient = torch.no_grad
         self._attribution = attribution
         self._sink = sink
         self._wanted = wanted
-        self._layers = len(routers)
-        self._argument_names = argument_names(tower)
         self._tally = Tally()
-        self.of_thread = OfThread()
         self._pass_ids = itertools.count()
         self._is_off = False
-        self._handles: list[Any] = [
-            tower.register_forward_pre_hook(BeforePass(self), with_kwargs=True),
-            tower.register_forward_hook(AfterPass(self)),
+        self.of_thread = OfThread()
+        self.anchor = torch.zeros(1, device=next(routers[0].module.parameters()).device)
+        hooks = [
+            AfterRouter(self, place, router.family, router.module)
+            for place, router in enumerate(routers)
         ]
-        for place, router in enumerate(routers):
-            hook = AfterRouter(self, place, router.family)
-            self._handles.append(router.module.register_forward_hook(hook, with_kwargs=True))
+        # Weakly: a probe keeps no part of a model alive that is unloaded.
+        self._router_hooks = [weakref.ref(hook) for hook in hooks]
+        self._handles: list[Any] = [
+            tower.register_forward_pre_hook(BeforePass(self, tower), with_kwargs=True),
+            tower.register_forward_hook(AfterPass(self)),
+            *(
+                router.module.register_forward_hook(hook, with_kwargs=True)
+                for router, hook in zip(routers, hooks, strict=True)
+            ),
+        ]
 
     @property
     def counters(self) -> ProbeCounters:
@@ -140,6 +154,7 @@ class Probe:
         """Take all hooks off; the model is as it was before."""
         self._settle()
         self._is_off = True
+        forget(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -158,23 +173,45 @@ class Probe:
         """Detach."""
         self.detach()
 
-    def begin_pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def begin_pass(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """A pass with these arguments begins in this thread; never raises."""
+        try:
+            self.begin(read_inputs(names, args, kwargs))
+        except RefusedPassError as refusal:
+            self.refuse_pass(refusal.reason, str(refusal))
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.give_up(error)
+
+    def begin(self, inputs: PassInputs) -> None:
         """A pass begins in this thread; never raises."""
-        if self._is_off:
-            return
         mine = self.of_thread
         mine.current = None
+        if self._is_off:
+            return
+        if mine.running is None:
+            self._tally.add(unattributed_rows=inputs.batch * inputs.length)
+        else:
+            mine.current = CurrentPass(mine.running, inputs, len(self._router_hooks))
+
+    def refuse_pass(self, reason: str, detail: str = "", rows: int = 0) -> None:
+        """A pass of this thread cannot be recorded for certain; never raises."""
+        self.of_thread.current = None
+        if self._is_off:
+            return
+        self._tally.add(refused_passes=1)
+        self._tally.say_once(reason, detail)
         try:
-            inputs = read_inputs(self._argument_names, args, kwargs)
-            running = mine.running
-            if running is None:
-                self._tally.add(unattributed_rows=inputs.batch * inputs.length)
-            else:
-                mine.current = CurrentPass(running, inputs, self._layers)
-        except RefusedPassError as refusal:
-            self._refuse(0, refusal)
+            self._sink.miss(rows, reason)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note(error)
+
+    def keep(self, place: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        """A router of a compiled model has run in this thread; never raises."""
+        current, hook = self.of_thread.current, self._router_hooks[place]()
+        if current is not None and hook is not None:
+            current.keep(place, hook.family, hook.module, tensors)
 
     def give_up(self, error: Exception) -> None:
         """This thread's pass cannot be recorded; never raises."""
@@ -192,7 +229,7 @@ class Probe:
         try:
             self._compute(current)
         except RefusedPassError as refusal:
-            self._refuse(inputs.batch * inputs.length, refusal)
+            self.refuse_pass(refusal.reason, str(refusal), inputs.batch * inputs.length)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note(error)
         else:
@@ -232,18 +269,9 @@ class Probe:
             )
         except RefusedPassError as refusal:
             done.running.refusal = refusal.reason
-            self._refuse(done.size, refusal)
+            self.refuse_pass(refusal.reason, str(refusal), done.size)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note(error)
-
-    def _refuse(self, rows: int, refusal: RefusedPassError) -> None:
-        self._tally.add(refused_passes=1)
-        self._tally.say_once(refusal.reason, str(refusal))
-        if rows:
-            try:
-                self._sink.miss(rows, refusal.reason)
-            except Exception as error:  # noqa: BLE001 - inference comes first
-                self._note(error)
 
     def _note(self, error: Exception) -> None:
         self._tally.add(errors=1)

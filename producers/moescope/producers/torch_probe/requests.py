@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 class RoutingSink(Protocol):
-    """Where a probe's rows go: `Recorder`, or something that stands in for it.
+    """Where a probe's rows go: `Recorder`, or something that stands in for it."""
 
-    Attributes:
-        profile: Model, layers, experts and top-k.
-    """
-
-    profile: Profile
+    @property
+    def profile(self) -> Profile:
+        """Model, layers, experts and top-k; fidelity may change."""
+        ...
 
     def begin_request(
         self,
