@@ -37,8 +37,8 @@ class Engine:
 
     def compute(self, engine_id: str, position: int) -> None:
         """One row."""
-        (request,) = self.requests.named([engine_id])
-        self.recorder.record([request.name], [position], [[[0, 1]]], "prefill")
+        names = self.requests.named([engine_id]).names
+        self.recorder.record(names, [position], [[[0, 1]]], "prefill")
 
     def recorded(self) -> dict[str, RecordedRequest]:
         """All that was recorded."""

@@ -8,7 +8,12 @@ import pytest
 from moescope.core.vocabulary import Phase
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
 from moescope.producers.vllm_plugin.requests import EngineRequest
-from moescope.producers.vllm_plugin.step import Step, UnknownLayoutError, by_weight, is_blank
+from moescope.producers.vllm_plugin.step import (
+    Step,
+    UnknownLayoutError,
+    is_blank,
+    put_heaviest_first,
+)
 
 
 def step(
@@ -80,15 +85,19 @@ def test_layers_that_say_nothing_are_told_from_layers_that_do() -> None:
     assert not is_blank(ids[:0])
 
 
-def test_ids_are_brought_into_the_order_of_their_weights() -> None:
+def test_the_heaviest_id_comes_first() -> None:
     """Column 0 is top-1 afterwards, weights stay with their ids, and NaN breaks nothing."""
     ids = np.array([[[5, 2, 9]], [[1, 2, 3]]])
     weights = np.array([[[0.2, 0.5, 0.3]], [[0.4, 0.4, 0.2]]], np.float32)
-    ordered, with_them = by_weight(ids, weights)
-    assert ordered.tolist() == [[[2, 9, 5]], [[1, 2, 3]]]
-    assert with_them.tolist() == np.sort(weights)[..., ::-1].tolist()
-    ordered, _ = by_weight(ids, np.full_like(weights, np.nan))
-    assert np.sort(ordered).tolist() == np.sort(ids).tolist()
+    pairs = [{*zip(*row, strict=True)} for row in zip(ids[:, 0], weights[:, 0], strict=True)]
+    put_heaviest_first(ids, weights)
+    assert ids[:, 0, 0].tolist() == [2, 1]
+    assert [
+        {*zip(*row, strict=True)} for row in zip(ids[:, 0], weights[:, 0], strict=True)
+    ] == pairs
+    before = ids.copy()
+    put_heaviest_first(ids, np.full_like(weights, np.nan))
+    assert np.sort(ids).tolist() == np.sort(before).tolist()
 
 
 def sampled(**tokens: list[int]) -> SimpleNamespace:

@@ -14,7 +14,7 @@ import numpy as np
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.vllm_plugin.capture import NOT_ROUTED, route_compiled_to
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
-from moescope.producers.vllm_plugin.step import UnknownLayoutError, by_weight, is_blank
+from moescope.producers.vllm_plugin.step import UnknownLayoutError, is_blank, put_heaviest_first
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from moescope.producers.recorder import Recorder
     from moescope.producers.vllm_plugin.capture import RoutingCapture
     from moescope.producers.vllm_plugin.host import HostCopies, HostCopy
-    from moescope.producers.vllm_plugin.requests import EngineRequest, EngineRequests
+    from moescope.producers.vllm_plugin.requests import EngineRequests, NamedRequests
     from moescope.producers.vllm_plugin.runners import RunnerLayout
     from moescope.producers.vllm_plugin.step import Step
 
@@ -57,7 +57,7 @@ class _Seen:
     step: Step
     number: int
     copy: HostCopy
-    requests: list[EngineRequest]
+    requests: NamedRequests
     outcome: Any = None
 
 
@@ -129,7 +129,7 @@ class EngineProbe:
             self._requests.end(scheduled.finished_req_ids)
             self._requests.begin(scheduled.scheduled_new_reqs)
             if computes and self._capture is not None and self.recorder.is_recording:
-                self._capture.arm()
+                self._capture.arm(takes_weights=self._needs_weights)
                 route_compiled_to(self._capture)
             return computes
         return False
@@ -173,6 +173,11 @@ class EngineProbe:
         with self._quietly():
             self._detach()
         self.recorder.close()
+
+    @property
+    def _needs_weights(self) -> bool:
+        """Whether weights are recorded, or tell which expert is first: counts have no order."""
+        return self.recorder.fidelity is not Fidelity.COUNTS
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
@@ -242,7 +247,7 @@ class EngineProbe:
         """Record the passes whose rows have arrived and whose drafts are decided."""
         while self._waiting:
             seen = self._waiting[0]
-            accepted = accepted_drafts(seen.step, seen.requests, seen.outcome)
+            accepted = accepted_drafts(seen.step, seen.requests.requests, seen.outcome)
             if (accepted is None and not wait) or not seen.copy.is_ready(wait=wait):
                 return
             self._waiting.popleft()
@@ -263,18 +268,17 @@ class EngineProbe:
         ids, weights = rows.ids, rows.weights
         if is_blank(ids):
             raise UnknownLayoutError("a layer's ids are all the same number")
-        if self.recorder.fidelity is not Fidelity.COUNTS:
-            ids, weights = by_weight(ids, weights)
+        if self._needs_weights:
+            put_heaviest_first(ids, weights)
         positions = step.row_positions() if rows.positions is None else rows.positions
-        prompts = np.array([request.prompt_tokens for request in seen.requests], np.int64)
-        phases = step.row_phases(positions, prompts, accepted)
+        phases = step.row_phases(positions, seen.requests.prompt_tokens, accepted)
         tokens = rows.token_ids
         if tokens is not None and self._hash_tokens is not None:
             tokens = self._hash_tokens(tokens)
-        is_one_row_each = step.rows == len(seen.requests) and bool((phases == phases[0]).all())
+        is_one_row_each = step.rows == len(step.first) and bool((phases == phases[0]).all())
         self.recorder.spend(perf_counter() - started)
         self.recorder.record(
-            [request.name for request in seen.requests],
+            seen.requests.names,
             positions,
             ids,
             int(phases[0]) if is_one_row_each else phases,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from moescope.producers.vllm_plugin.names import client_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from moescope.producers.recorder import Recorder
 
@@ -42,6 +46,23 @@ class EngineRequest:
     stop_tokens: frozenset[int] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class NamedRequests:
+    """The requests of one pass.
+
+    Attributes:
+        engine_ids: The engine's ids [R].
+        requests: [R].
+        names: As recorded [R].
+        prompt_tokens: int64 [R].
+    """
+
+    engine_ids: list[str]
+    requests: list[EngineRequest]
+    names: list[str]
+    prompt_tokens: NDArray[np.int64]
+
+
 class EngineRequests:
     """Begins and ends requests as the scheduler does.
 
@@ -56,6 +77,7 @@ class EngineRequests:
         self._running: dict[str, EngineRequest] = {}
         self._names: set[str] = set()
         self._of_task: dict[str, int] = {}
+        self._latest: NamedRequests | None = None
 
     def __len__(self) -> int:
         """How many run."""
@@ -78,6 +100,7 @@ class EngineRequests:
     def end(self, engine_ids: Iterable[str]) -> None:
         """Forget requests that are over, finished or aborted."""
         for engine_id in engine_ids:
+            self._latest = None
             request = self._running.pop(engine_id, None)
             if request is None:
                 continue
@@ -91,14 +114,23 @@ class EngineRequests:
         """Forget all of them: the engine ends."""
         self.end(list(self._running))
 
-    def named(self, engine_ids: Iterable[str]) -> list[EngineRequest]:
-        """Requests by the engine's ids.
+    def named(self, engine_ids: list[str]) -> NamedRequests:
+        """Requests by the engine's ids; decoding engines ask for the same ones all the time.
 
         Raises:
             KeyError: One never began.
         """
-        running = self._running
-        return [running[engine_id] for engine_id in engine_ids]
+        latest = self._latest
+        if latest is None or latest.engine_ids != engine_ids:
+            running = self._running
+            requests = [running[engine_id] for engine_id in engine_ids]
+            latest = self._latest = NamedRequests(
+                engine_ids,
+                requests,
+                [request.name for request in requests],
+                np.array([request.prompt_tokens for request in requests], np.int64),
+            )
+        return latest
 
     def _begin(self, new: Any) -> None:  # noqa: ANN401 - vLLM has no types here
         name, call = client_name(new.req_id)
@@ -125,6 +157,7 @@ class EngineRequests:
         self._tell(request)
 
     def _tell(self, request: EngineRequest) -> None:
+        self._latest = None
         self._recorder.begin_request(
             request.name,
             request.prompt_tokens,

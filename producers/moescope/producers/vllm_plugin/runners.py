@@ -141,9 +141,10 @@ def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:  # noqa: ANN
         UnknownLayoutError: The runner works on other requests than the scheduler asked for.
     """
     asked = scheduled.num_scheduled_tokens
-    if len(asked) != len(engine_ids) or not all(map(asked.__contains__, engine_ids)):
+    counts = [asked.get(one, 0) for one in engine_ids]
+    if len(asked) != len(engine_ids) or 0 in counts:
         raise UnknownLayoutError("requests computed are not the requests scheduled")
-    return np.array([asked[one] for one in engine_ids], np.int64)
+    return np.array(counts, np.int64)
 
 
 def scheduled_drafts(scheduled: Any, engine_ids: list[str]) -> Any:  # noqa: ANN401 - int64 [R]

@@ -60,6 +60,8 @@ class Step:
 
     def row_positions(self) -> NDArray[np.int64]:
         """Positions of the rows, int64 [rows]."""
+        if self.rows == len(self.first):  # all decode
+            return self.first
         ends = np.cumsum(self.counts)
         offsets = np.arange(self.rows) - np.repeat(ends - self.counts, self.counts)
         return np.repeat(self.first, self.counts) + offsets
@@ -124,9 +126,21 @@ def is_blank(expert_ids: NDArray[Any]) -> bool:
     return bool((some == some[:1, :, :1]).all(axis=(0, 2)).any())
 
 
-def by_weight(expert_ids: NDArray[Any], weights: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Ids and weights [T, L, k] in descending order of weight; equal ones stay in place."""
-    if (weights[..., 1:] <= weights[..., :-1]).all():
-        return expert_ids, weights
-    order = np.argsort(-weights, axis=-1, kind="stable")
-    return np.take_along_axis(expert_ids, order, -1), np.take_along_axis(weights, order, -1)
+def put_heaviest_first(expert_ids: NDArray[Any], weights: NDArray[Any]) -> None:
+    """Bring the id of the greatest weight to the front of each row, in place.
+
+    It changes places with the one that was there; more of the order no batch keeps.
+
+    Args:
+        expert_ids: Integers [T, L, k], contiguous; changed.
+        weights: Floats [T, L, k], contiguous; changed likewise.
+    """
+    heaviest = weights.argmax(axis=-1).reshape(-1)
+    if not heaviest.any():
+        return
+    front = np.arange(0, weights.size, weights.shape[-1])
+    there = front + heaviest
+    for values in (expert_ids.reshape(-1), weights.reshape(-1)):
+        moved = values[front]
+        values[front] = values[there]
+        values[there] = moved
