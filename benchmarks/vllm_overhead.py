@@ -64,6 +64,7 @@ class Compared:
 
     Attributes:
         name: Of the quantity.
+        better: Which way is good.
         with_plugin: Server with the plugin to the first without.
         same: The second without to the first.
         target: For the former; None: reported only.
@@ -73,6 +74,7 @@ class Compared:
     """
 
     name: str
+    better: Better
     with_plugin: Interval
     same: Interval
     target: float | None
@@ -137,6 +139,7 @@ def compare(episodes: Sequence[Sequence[Round]], quantity: Quantity) -> Compared
         verdict = judge(with_plugin, control, quantity.target, quantity.better)
     return Compared(
         name=quantity.name,
+        better=quantity.better,
         with_plugin=with_plugin,
         same=control,
         target=quantity.target,
