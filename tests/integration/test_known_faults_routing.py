@@ -11,6 +11,7 @@ from support.rings import logged
 from support.watched_engine import SECOND, WatchedEngine, counts_of, routes
 
 from moescope.core.errors import SettingsError
+from moescope.jobs.reports.comparison import compare, find_side
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +95,29 @@ def test_a_silent_change_of_routing_moves_its_distance(engine: WatchedEngine) ->
     for layer, period, value in found:
         distance.setdefault((layer, int(period)), []).append(math.nan if value is None else value)
     assert min(distance[1, 3]) > 10 * max(distance[1, 2] + distance[3, 3] + distance[3, 2])
+
+
+def test_an_overwritten_layer_shows_beside_what_was_executed(tmp_path: Path) -> None:
+    """Ids of a draft's router in one layer: two logs of the same requests tell which layer."""
+    engine = WatchedEngine(tmp_path, node="recorded")
+    executed = engine.start(node="executed", origin="framework")
+    for request in range(6):
+        ids = routes(range(request, request + 20))
+        overwritten = ids.copy()
+        overwritten[:, 0] = (ids[:, 0] + 3) % 8
+        name, positions = f"r{request}", np.arange(20)
+        engine.recorder.record(name, positions, overwritten, "decode")
+        executed.record(name, positions, ids, "decode")
+    engine.rest()
+    engine.close()
+    report = compare(
+        find_side(engine.log, ["node=recorded"]), find_side(engine.log, ["node=executed"]),
+        by="request", fewest_pairs=20,
+    )  # fmt: skip
+    same = {layer["layer"]: layer["same_set"]["value"] for layer in report["layers"]}
+    assert same == {1: 0.0, 3: 1.0}
+    [finding] = report["findings"]
+    assert finding["name"] == "framework_skew"
 
 
 def test_calls_that_do_not_fit_are_counted_and_cost_nothing_else(engine: WatchedEngine) -> None:
