@@ -192,7 +192,7 @@ def test_memory_stays_bounded_and_what_it_costs_is_counted(engine: WatchedEngine
     """Far more rows than the ring holds and nobody who reads: no file grows, each row is told."""
     [ring] = engine.folder.glob("*.ring")
     size = ring.stat().st_size
-    passes, rows = 60, 2_000
+    passes, rows = 45, 2_000
     for number in range(passes):
         positions = np.arange(number * rows, (number + 1) * rows)
         engine.recorder.record("a", positions, routes(positions), "decode")
