@@ -58,7 +58,8 @@ class ServerOptions:
         model: Folder of the model; no tokenizer is needed, prompts are token ids.
         eager: No `torch.compile`.
         prefix_caching: Blocks of equal prefixes are computed once.
-        kv_blocks: KV blocks of the cache: a small number forces preemption.
+        kv_blocks: KV blocks of the cache, all of which is allocated; by default so many that
+            `max_num_seqs` requests find room. A small number forces preemption.
         block_size: Tokens of a KV block.
         dtype: `float32` makes greedy outputs independent of which requests share a batch.
         bind_cores: As `VLLM_CPU_OMP_THREADS_BIND`: `nobind` lets the system place the worker.
@@ -72,7 +73,7 @@ class ServerOptions:
     eager: bool = True
     prefix_caching: bool = True
     kv_blocks: int | None = None
-    block_size: int | None = None
+    block_size: int = 128
     max_model_len: int = 512
     max_num_seqs: int = 16
     dtype: str = "float32"
@@ -90,16 +91,17 @@ class ServerOptions:
             *("--skip-tokenizer-init", "--disable-log-stats", "--disable-uvicorn-access-log"),
             *("--max-model-len", str(self.max_model_len)),
             *("--max-num-seqs", str(self.max_num_seqs)),
+            *("--num-gpu-blocks-override", str(self.kv_blocks or self._blocks_needed())),
+            *("--block-size", str(self.block_size)),
             *("--dtype", self.dtype),
             "--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching",
         ]
         if self.eager:
             given.append("--enforce-eager")
-        if self.kv_blocks is not None:
-            given += ["--num-gpu-blocks-override", str(self.kv_blocks)]
-        if self.block_size is not None:
-            given += ["--block-size", str(self.block_size)]
         return [*given, *self.arguments]
+
+    def _blocks_needed(self) -> int:
+        return (self.max_num_seqs + 1) * -(-self.max_model_len // self.block_size) + 1
 
     def variables(self) -> dict[str, str | None]:
         """What differs from the nursery's environment; None: unset."""
