@@ -463,7 +463,8 @@ def test_an_engines_own_failure_stays_its_own(v1: Engine) -> None:
     class BrokenError(RuntimeError):
         pass
 
-    def execute_model(_step: SchedulerOutput) -> None:
+    def execute_model(scheduler_output: SchedulerOutput) -> None:
+        assert scheduler_output.num_scheduled_tokens
         v1.route(4)
         raise BrokenError
 
@@ -472,6 +473,8 @@ def test_an_engines_own_failure_stays_its_own(v1: Engine) -> None:
     hook_runner(runner, v1.probe)
     with pytest.raises(BrokenError):
         runner.execute_model(scheduled({"a": 4}, new={"a": (4, 0)}))
+    with pytest.raises(BrokenError):
+        runner.execute_model(scheduler_output=scheduled({"a": 4}, computed={"a": 4}))
     assert not v1.capture.is_armed
     assert v1.recorded().requests == {}
 

@@ -124,14 +124,15 @@ class EngineProbe:
                 return False
             if self._layout is not None and self._layout.is_dummy(args, kwargs):
                 return False
-            computes = bool(scheduled.total_num_scheduled_tokens)
-            self._settle(wait=not computes)
-            self._requests.end(scheduled.finished_req_ids)
-            self._requests.begin(scheduled.scheduled_new_reqs)
-            if computes and self._capture is not None and self.recorder.is_recording:
-                self._capture.arm(takes_weights=self._needs_weights)
-                route_compiled_to(self._capture)
-            return computes
+            rows = int(scheduled.total_num_scheduled_tokens)
+            with self._refusing(rows):
+                self._settle(wait=not rows)
+                self._requests.end(scheduled.finished_req_ids)
+                self._requests.begin(scheduled.scheduled_new_reqs)
+                if rows and self._capture is not None and self.recorder.is_recording:
+                    self._capture.arm(takes_weights=self._needs_weights)
+                    route_compiled_to(self._capture)
+            return bool(rows)
         return False
 
     def after_pass(self, scheduled: Any, *, is_complete: bool) -> None:  # noqa: ANN401

@@ -208,12 +208,13 @@ def hook_runner(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM
     execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
 
     @wraps(execute_model)
-    def execute_model_seen(scheduled: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        if not probe.before_pass(scheduled, args, kwargs):
-            return execute_model(scheduled, *args, **kwargs)
+    def execute_model_seen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        scheduled = args[0] if args else kwargs.get("scheduler_output")
+        if not probe.before_pass(scheduled, args[1:], kwargs):
+            return execute_model(*args, **kwargs)
         is_complete = False
         try:
-            result = execute_model(scheduled, *args, **kwargs)
+            result = execute_model(*args, **kwargs)
             is_complete = True
         finally:
             probe.after_pass(scheduled, is_complete=is_complete)
