@@ -315,6 +315,40 @@ def test_unseen_rows_are_told_once_and_why(node: Node) -> None:
     assert node.agent.counters().shipped.unseen_rows == 5
 
 
+def told_reasons(headers: list[BatchHeader]) -> list[tuple[int, str]]:
+    """Unseen rows and the reason of each batch that tells of any."""
+    return [
+        (header.drops.unseen_rows, header.labels.get("unseen_reason", ""))
+        for header in headers
+        if header.drops.unseen_rows
+    ]
+
+
+@pytest.mark.parametrize("more_rows", [0, 2])
+def test_the_reason_travels_with_unseen_rows_after_recorded_ones(
+    node: Node, more_rows: int
+) -> None:
+    """Rows before the first miss, which lack the label, do not carry its rows without it."""
+    node.record("a", 3)
+    node.recorder.miss(9, "monolithic kernel")
+    if more_rows:
+        node.record("a", more_rows)
+    headers = node.headers()
+    assert len(headers) == 1 + bool(more_rows)
+    assert told_reasons(headers) == [(9, "monolithic kernel")]
+
+
+def test_a_reason_that_changed_is_told_with_its_rows(node: Node) -> None:
+    """Rows recorded under the first reason carry what was unseen after them with the second."""
+    node.recorder.miss(1, "unknown layout")
+    node.record("a", 3)
+    node.batches()
+    node.record("a", 3)
+    node.clock.sleep(2)
+    node.recorder.miss(4, "monolithic kernel")
+    assert told_reasons(node.headers()) == [(1, "unknown layout"), (4, "monolithic kernel")]
+
+
 def test_unseen_rows_of_an_engine_that_ended_are_told(node: Node) -> None:
     """The last thing that an engine says is not forgotten with its ring."""
     node.recorder.miss(9, "unknown layout")

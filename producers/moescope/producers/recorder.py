@@ -343,10 +343,12 @@ class Recorder:
         try:
             rows = int(rows)
             if 0 < rows < _MOST_ROWS:
-                self._books.add(unseen=rows)
-                reason = plain_reason(reason)
-                self._complaints.say_once(f"unseen rows: {reason}")
-                self._terms.tell_unseen(reason, self._clock.monotonic())
+                try:
+                    reason = plain_reason(reason)
+                    self._complaints.say_once(f"unseen rows: {reason}")
+                    self._terms.tell_unseen(reason, self._clock.monotonic())
+                finally:  # after the reason: an agent that sees the rows can tell it with them
+                    self._books.add(unseen=rows)
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             self._complaints.say_once(f"miss: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.ring.errors import RingFormatError
-from moescope.producers.terms import Terms, unpack_placement
+from moescope.producers.terms import UNSEEN_REASON, Terms, unpack_placement
 
 if TYPE_CHECKING:
     from moescope.core.batch import Placement
@@ -81,3 +82,21 @@ class CurrentTerms:
         """Remember what a batch carried."""
         if placement is not None:
             self._told, self._told_at = placement, now
+
+
+def with_reason_of_unseen_rows(terms: BatchTerms, latest: bytes) -> BatchTerms:
+    """The terms of a batch that tells of unseen rows: with the reason that came after its rows.
+
+    Args:
+        terms: What holds for the rows of the batch.
+        latest: The ring's latest terms, as it holds them; those that cannot be read say nothing.
+    """
+    try:
+        reason = Terms.from_bytes(latest).labels.get(UNSEEN_REASON) if latest else None
+    except ValueError:
+        reason = None
+    if reason is None:
+        return terms
+    profile = terms.profile
+    labels = profile.labels | {UNSEEN_REASON: reason}
+    return terms._replace(profile=replace(profile, labels=labels))

@@ -12,7 +12,11 @@ from moescope.core.wire import encode_batch
 from moescope.producers.agent.batching import build_batch
 from moescope.producers.agent.context import ContextRows
 from moescope.producers.agent.counts import COUNTS_CONTEXT
-from moescope.producers.agent.current_terms import BatchTerms, CurrentTerms
+from moescope.producers.agent.current_terms import (
+    BatchTerms,
+    CurrentTerms,
+    with_reason_of_unseen_rows,
+)
 from moescope.producers.agent.grouping import GroupedRows, group_rows, update_context
 from moescope.producers.agent.pending import PendingFrames
 from moescope.producers.agent.progress import PreparedBatch, Progress, ShippedCounters, note_of
@@ -83,6 +87,7 @@ class RingShipper:
         self._has_unconfirmed = False
         self._latest_batch = clock.monotonic()
         self._done = self._resume()
+        self._explained_unseen_rows = self._done.unseen_rows
 
     @property
     def shipped_to(self) -> int:
@@ -113,9 +118,12 @@ class RingShipper:
     def _step(self, *, flush: bool) -> bool:
         worked = self._send()
         budget = _STEP_BYTES
+        unseen = self.reader.unseen_rows
         while budget > 0:
             frame = self.reader.read()
             if frame is None:
+                # A recorder says why before it counts: all that it had said by then is read.
+                self._explained_unseen_rows = unseen
                 break
             worked = True
             budget -= frame.header.length
@@ -238,6 +246,8 @@ class RingShipper:
         terms = self._terms_of(frames)
         grouped = self._grouped(frames, terms)
         drops, done = self._account(frames)
+        if drops.unseen_rows:
+            terms = with_reason_of_unseen_rows(terms, self.reader.terms)
         rows = grouped.recorded_rows
         now = self._clock.monotonic()
         placement = self._terms.placement_due(terms, now)
@@ -306,7 +316,7 @@ class RingShipper:
         if not frames and rows is not None and self.reader.has_ended and self.reader.is_quiet():
             lost += max(0, self.reader.total_rows - rows)  # damaged, behind the last valid frame
             rows = max(rows, self.reader.total_rows)
-        rejected, unseen = self.reader.rejected_rows, self.reader.unseen_rows
+        rejected, unseen = self.reader.rejected_rows, self._explained_unseen_rows
         drops = DropCounters(
             ring_rows=lost + (0 if done.inherited else self.reader.inherited_rows),
             log_batches=self._log.dropped_batches - self._log.reported_batches,
