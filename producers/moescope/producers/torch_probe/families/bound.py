@@ -42,6 +42,9 @@ class BoundFamily:
         experts: E.
         top_k: k.
 
+    Attributes:
+        limit: Of the selection to groups; None where all experts are eligible.
+
     Raises:
         InputError: A setting of the model has a value that the adapter does not cover.
     """
@@ -71,8 +74,8 @@ class BoundFamily:
         scoring = adapter.scoring
         told = places[0].find((scoring.score_setting,)) if scoring.score_setting else None
         self._score = scoring.score if told is None else score_named(getattr(told, "value", told))
-        self._limit = _limit_of(adapter, places[0])
-        self._kind = kind_of(scoring, self._score, self._limit)
+        self.limit = _limit_of(adapter, places[0])
+        self._kind = kind_of(scoring, self._score, self.limit)
         self._biases = {p.router: p.holder(BIASES) for p in places} if scoring.has_bias else {}
         self._places = {p.router: p for p in places}
 
@@ -131,8 +134,8 @@ class BoundFamily:
             logits,
             self._score,
             selects=self._adapter.scoring.selects,
-            bias=self._bias(modules),
-            limit=self._limit,
+            bias=self.bias_of(modules),
+            limit=self.limit,
         )
         largest = scored.selection.topk(min(self._top_k + 1, self._experts), dim=-1)
         if form.ids is None:
@@ -141,7 +144,7 @@ class BoundFamily:
             ids = self._stacked(captured, form.ids)
         weights, dropped = self._weights(form, captured, ids, logits, scored.scores)
         if form.ids is not None and self._needs_sorting():
-            order = scored.selection.gather(-1, ids).argsort(-1, descending=True, stable=True)
+            order = scored.selection.gather(-1, ids).argsort(dim=-1, descending=True, stable=True)
             ids, weights = ids.gather(-1, order), weights.gather(-1, order)
         margin = None
         if self._top_k < self._eligible():
@@ -154,7 +157,7 @@ class BoundFamily:
         return not adapter.is_sorted and adapter.rank_order is RankOrder.SELECTION_SCORE
 
     def _eligible(self) -> int:
-        limit = self._limit
+        limit = self.limit
         return self._experts if limit is None else self._experts // limit.groups * limit.kept
 
     def _stacked(self, captured: Sequence[tuple[torch.Tensor, ...]], part: int) -> torch.Tensor:
@@ -165,7 +168,8 @@ class BoundFamily:
             parts = [tensor.flatten(0, -2) for tensor in parts]
         return torch.stack(parts, dim=1)
 
-    def _bias(self, modules: Sequence[torch.nn.Module]) -> torch.Tensor | None:
+    def bias_of(self, modules: Sequence[torch.nn.Module]) -> torch.Tensor | None:
+        """The selection biases of these routers, float32 [L, E]; None where there are none."""
         import torch  # noqa: PLC0415 - imports without torch
 
         holders = [self._biases.get(module) for module in modules]
@@ -226,4 +230,5 @@ def _limit_of(adapter: RouterAdapter, places: Places) -> GroupLimit | None:
     number, kept = places.find(GROUPS), places.find(KEPT_GROUPS)
     if number is None or kept is None or kept >= number:
         return None
-    return GroupLimit(groups.by, int(number), int(kept))
+    fills_zero = places.find(groups.zero_where) is not None
+    return GroupLimit(groups.by, int(number), int(kept), 0.0 if fills_zero else -float("inf"))

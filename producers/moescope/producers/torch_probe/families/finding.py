@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moescope.core.errors import InputError
 from moescope.producers.torch_probe.families.bound import BoundFamily
 from moescope.producers.torch_probe.families.contract import LayerRouter, RouterShape
+from moescope.producers.torch_probe.families.recognising import recognise
 from moescope.producers.torch_probe.families.registry import adapter_at, refusal_at
 from moescope.producers.torch_probe.families.settings import EXPERTS, TOP_K, Places
 
@@ -32,7 +33,14 @@ def find_routers(model: torch.nn.Module) -> list[LayerRouter]:
             different shapes.
     """
     name = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    found = list(_known_routers(model))
+    if _is_encoder_decoder(model):
+        raise InputError(
+            f"The probe cannot record encoder and decoder of this {name} model at once.",
+            why="Their passes compute different rows.",
+            next_step="Attach to model.get_encoder() or model.get_decoder(), each with a recorder "
+            "of its own.",
+        )
+    found = list(_known_routers(model)) or list(_recognised_routers(model))
     if not found:
         raise _unknown(model, name)
     adapters = {id(adapter): adapter for _, adapter, _ in found}
@@ -96,6 +104,29 @@ def _known_routers(
             yield int(layer[1]), adapter, Places(module, owner, config)
 
 
+def _recognised_routers(
+    model: torch.nn.Module,
+) -> Iterator[tuple[int, RouterAdapter, Places]]:
+    modules = dict(model.named_modules())
+    adapters: dict[type, RouterAdapter | None] = {}
+    for name, module in modules.items():
+        layer = _LAYER.search(name)
+        if layer is None or refusal_at(module):
+            continue
+        owner = modules.get(name.rpartition(".")[0])
+        places = Places(module, owner, _config_of(model, module, owner))
+        if type(module) not in adapters:
+            adapters[type(module)] = recognise(places)
+        adapter = adapters[type(module)]
+        if adapter is not None:
+            yield int(layer[1]), adapter, places
+
+
+def _is_encoder_decoder(model: torch.nn.Module) -> bool:
+    whole = getattr(model, "base_model", model)
+    return all(hasattr(whole, tower) for tower in ("encoder", "decoder"))
+
+
 def _config_of(model: Any, module: Any, owner: Any) -> object:  # noqa: ANN401 - any module
     for place in (module, owner):
         if getattr(place, "config", None) is not None:
@@ -125,7 +156,7 @@ def _unknown(model: torch.nn.Module, name: str) -> InputError:
             )
     return InputError(
         f"The probe does not know the router of a model of the family {name!r}.",
-        why="None of its modules is a router of a registered family.",
+        why="None of its modules is a router of a registered family, or does what one does.",
         next_step="Declare it with register_family(RouterAdapter(…)), or record the expert ids "
         "yourself with Recorder.record().",
     )

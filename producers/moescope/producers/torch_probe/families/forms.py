@@ -70,7 +70,7 @@ class Linear:
 def signature(captured: Sequence[torch.Tensor], experts: int) -> str:
     """Letters of the captured tensors."""
     return "".join(
-        "i" if not part.is_floating_point() else "e" if part.shape[-1] == experts else "f"
+        "i" if not part.is_floating_point() else "e" if part.shape[-1:] == (experts,) else "f"
         for part in captured
     )
 

@@ -23,10 +23,13 @@ class Groups:
     Attributes:
         by: A group's score: its best expert's selection score, or the sum of its two best.
         when: A setting and the value at which groups are in use; always, if it is None.
+        zero_where: Attributes of a router that gives ineligible experts the selection score 0 and
+            not −∞: it chooses one of them if a bias has made an eligible one's negative.
     """
 
     by: Literal["best", "two_best"]
     when: tuple[str, str] | None = None
+    zero_where: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,15 @@ class Scoring:
 
 
 class GroupLimit(NamedTuple):
-    """Groups of one model: `kept` of `groups` groups of equal size are eligible."""
+    """Groups of one model: `kept` of `groups` groups of equal size are eligible.
+
+    `ineligible` is the selection score of experts in the others.
+    """
 
     by: Literal["best", "two_best"]
     groups: int
     kept: int
+    ineligible: float
 
 
 class Scored(NamedTuple):
@@ -63,7 +70,7 @@ class Scored(NamedTuple):
 
     Attributes:
         scores: Of all experts, without bias.
-        selection: What top-k looked at; −∞ for experts that were not eligible.
+        selection: What top-k looked at.
         is_eligible: bool; None where all are.
     """
 
@@ -123,7 +130,7 @@ def score_logits(
     if limit is None:
         return Scored(scores, selection, None)
     is_eligible = _eligible(selection, limit)
-    return Scored(scores, selection.masked_fill(~is_eligible, -float("inf")), is_eligible)
+    return Scored(scores, selection.masked_fill(~is_eligible, limit.ineligible), is_eligible)
 
 
 def entropy_of(scored: Scored) -> torch.Tensor:

@@ -37,7 +37,8 @@ class Places:
     def find(self, names: tuple[str, ...], default: Any = None) -> Any:  # noqa: ANN401
         """The first setting of these names that is there and not None."""
         for place in (self.router, self.owner, self.config):
-            for name in names:
+            # In a configuration of transformers 4, top_k is how text is sampled.
+            for name in (n for n in names if place is not self.config or n != "top_k"):
                 value = _attribute(place, name)
                 if value is not None:
                     return value

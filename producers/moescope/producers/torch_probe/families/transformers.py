@@ -27,6 +27,9 @@ from moescope.producers.torch_probe.families.weighting import (
     SparseMixer,
 )
 
+_TWO_BEST: Final = Groups("two_best", zero_where=("get_topk_indices", "apply_group_scoring"))
+"""In transformers 4, and of A.X-K2, ineligible experts get the selection score 0."""
+
 _DEEPSEEK_WEIGHTS: Final = ScoreWeights(normalised="norm_topk_prob", plus=1e-20, scaled=SCALE)
 
 _SOFTMAX: Final = (
@@ -115,7 +118,7 @@ _GROUPED: Final = (
             "MiMoV2FlashTopkRouter", "NemotronHTopkRouter", "SolarOpenTopkRouter",
         ),
         forms=TRIPLE | BARE | IDS_WEIGHTS_INPUT,
-        scoring=Scoring("sigmoid", has_bias=True, groups=Groups("two_best")),
+        scoring=Scoring("sigmoid", has_bias=True, groups=_TWO_BEST),
         weighting=_DEEPSEEK_WEIGHTS,
         keeps_input=frozenset({2}),
         is_sorted=False,
@@ -244,7 +247,13 @@ _WITH_CAPACITY: Final = (
     RouterAdapter(
         name="top-1 of softmax, with a capacity",
         sites=("SwitchTransformersTop1Router",),
-        forms={"ife": Form(kept=0, weights=1, logits=2)},
+        # In transformers 5.0 to 5.17 (weights, mask, weights), where the mask never drops.
+        forms={
+            "ifef": Form(kept=0, weights=1, logits=2),
+            "fiff": Form(weights=0, kept=1, input=3),
+        },
+        linear=Linear("classifier.weight"),
+        keeps_input=frozenset({3}),
         top_k=1,
     ),
     RouterAdapter(

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="`make engines` has torch")
+transformers = pytest.importorskip("transformers", reason="`make engines` has transformers")
+
+from engines.families.family_oracle import (
+    Seen,
+    received_rows,
+    sorted_rows,
+    wanted_routing,
+    watching,
+)
+from engines.families.tiny_families import FAMILIES, NOT_READ
+from engines.families.tiny_models import (
+    build,
+    families_in_transformers,
+    folder_of,
+    version,
+    version_of,
+)
+
+from moescope.core.errors import InputError
+from moescope.core.vocabulary import RankOrder, ScoreKind
+from moescope.producers.torch_probe.families import find_routers, router_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PRESENT = families_in_transformers()
+IDS = torch.tensor([[1, 1, 5, 6, 7, 11, 30], [3, 4, 5, 8, 9, 41, 2]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+ENCODER_DECODER = ("nllb_moe", "switch_transformers")
+
+
+def tower_of(name: str, model: Any) -> Any:
+    """The part of a model that a probe is attached to."""
+    return model.get_encoder() if name in ENCODER_DECODER else model
+
+
+def run(name: str, tower: Any) -> Any:
+    """One forward over a left-padded batch."""
+    arguments = {} if name in ENCODER_DECODER else {"use_cache": False}
+    with torch.no_grad():
+        output = tower(input_ids=IDS, attention_mask=MASK, **arguments)
+    return output[0]
+
+
+def probed(tower: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
+    """What the families' hooks and arithmetic make of one forward, and its output."""
+    routers = find_routers(tower)
+    captured: dict[int, Any] = {}
+
+    def hook(layer: int, family: Any) -> Any:
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            captured[layer] = family.capture(module, args, kwargs, output)
+
+        return after
+
+    handles = [
+        r.module.register_forward_hook(hook(r.layer, r.family), with_kwargs=True) for r in routers
+    ]
+    output = forward()
+    for handle in handles:
+        handle.remove()
+    routing = routers[0].family.interpret(
+        [router.module for router in routers], [captured[router.layer] for router in routers]
+    )
+    return routing, output
+
+
+def by_expert(ids: Any, weights: Any, experts: int) -> Any:
+    """Weights at their experts' places, [N, E]."""
+    return torch.zeros(len(ids), experts).scatter(1, ids, weights.float())
+
+
+def assert_received(seen: Seen, ids: Any, weights: Any, dropped: Any, experts: int) -> None:
+    """The experts of one layer computed what the probe says, and nothing else."""
+    assert seen.ids is not None or seen.rows_of
+    if seen.rows_of:
+        kept = ids if dropped is None else ids.masked_fill(dropped, -1)
+        for expert, rows in received_rows(seen.hidden, kept, experts).items():
+            got = sorted_rows(seen.rows_of.get(expert, seen.hidden[:0]))
+            np.testing.assert_array_equal(got, rows)
+    if seen.ids is not None and dropped is None:
+        assert torch.equal(seen.ids.sort(-1).values, ids.sort(-1).values)
+        if seen.weights is not None:
+            told = seen.weights
+            if told.shape == seen.ids.shape:
+                told = by_expert(seen.ids, told, experts)
+            torch.testing.assert_close(by_expert(ids, weights, experts), told.float())
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_is_read_as_its_experts_were_called(
+    name: str, verified: Any, not_verified: Any
+) -> None:
+    """Ids and weights are those the experts got; order, entropy, margin those of its formulas."""
+    if folder_of(name) not in PRESENT:
+        pytest.skip(f"not in transformers {transformers.__version__}")
+    family = FAMILIES[name]
+    if family.broken and version_of(family.broken[0]) <= version() < version_of(family.broken[1]):
+        why = f"transformers {transformers.__version__} itself fails on it"
+        not_verified(subject=name, what="routing", why=why)
+        return
+    tower = tower_of(name, build(name))
+    shape = router_shape(tower)
+    assert (shape.layers, shape.experts, shape.top_k) == (
+        family.layers, family.experts, family.top_k,
+    )  # fmt: skip
+    assert shape.score_kind is ScoreKind[family.spec.kind]
+    assert shape.rank_order is RankOrder.SELECTION_SCORE
+    alone = run(name, tower)
+    state = [(m, dict(m.__dict__), dict(m._forward_hooks)) for m in tower.modules()]
+    with watching(tower, family) as seen:
+        routing, output = probed(tower, lambda: run(name, tower))
+    assert torch.equal(alone, output)
+    assert torch.equal(alone, run(name, tower))
+    for module, attributes, hooks in state:
+        assert dict(module.__dict__).keys() == attributes.keys()
+        assert dict(module._forward_hooks) == hooks
+    for row, layer in enumerate(family.layers):
+        ids, weights = routing.expert_ids[:, row], routing.weights[:, row]
+        dropped = None if routing.dropped is None else routing.dropped[:, row]
+        if family.executes_something_else and version() >= (5, 0):
+            # NLLB hands the top-1 mask over where ids belong: experts 0 and 1 compute all.
+            assert set(seen[layer].rows_of) == {0, 1}
+            why = "the experts get a mask of zeros and ones as ids: they compute other rows"
+            not_verified(subject=name, what="execution as routed", why=why)
+        else:
+            called = ids
+            if family.last_is_none:
+                none = family.experts - 1
+                assert (routing.expert_ids == none).any()
+                assert (weights[ids == none] == 0).all()
+                called = ids.masked_fill(ids == none, 0)
+            assert_received(seen[layer], called, weights, dropped, family.experts)
+        wanted = wanted_routing(seen[layer], family)
+        # Some models set padding rows to zero: then all experts tie.
+        tokens = MASK.flatten().bool().numpy()
+        np.testing.assert_array_equal(ids[tokens], wanted.ids[tokens])
+        if wanted.weights is not None:
+            np.testing.assert_allclose(
+                weights[tokens], wanted.weights[tokens], rtol=2e-5, atol=1e-6
+            )
+        np.testing.assert_allclose(routing.entropy[:, row], wanted.entropy, atol=1e-5)
+        np.testing.assert_allclose(routing.margin[:, row], wanted.margin, atol=1e-5)
+    for what in ("ids", "weights", "entropy", "margin", "rank order", "detach"):
+        verified(subject=name, what=what)
+    if name == "switch_transformers" and not (5, 0) <= version() < (5, 18):
+        assert routing.dropped is not None
+        assert routing.dropped.any()
+        verified(subject=name, what="capacity drops")
+
+
+def test_every_family_of_this_version_is_read_or_refused_with_a_reason(not_verified: Any) -> None:
+    """Every MoE family is a fact: a scan of the sources finds none that nobody looked at."""
+    assert set(PRESENT) - set(map(folder_of, FAMILIES)) - set(NOT_READ) == set()
+    assert len(PRESENT) >= 28
+    for name in sorted(set(PRESENT) & set(NOT_READ)):
+        not_verified(subject=name, what="routing", why=NOT_READ[name])
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODER)
+def test_an_encoder_and_a_decoder_need_probes_of_their_own(name: str) -> None:
+    """Their passes have different rows: one recorder for both would mix them."""
+    model = build(name)
+    with pytest.raises(InputError, match=r"encoder"):
+        find_routers(model)
+    assert router_shape(model.get_decoder()).layers == FAMILIES[name].layers
+
+
+def test_a_dense_model_is_refused() -> None:
+    """Nothing is made up for a model without experts."""
+    dense = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=2,
+        )
+    )  # fmt: skip
+    with pytest.raises(InputError, match="does not know the router"):
+        find_routers(dense)
