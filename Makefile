@@ -12,7 +12,7 @@ ARGS ?=
 # tests wait for processes and brokers. 0 runs them in this one (for a debugger).
 WORKERS ?= 4
 
-.PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines recordings kafka
+.PHONY: help demo test check format bench docs lock intervals faults fuzz setup setup-dev engines soak recordings kafka
 
 help: ## list the commands
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -62,6 +62,11 @@ recordings: setup-dev ## train the small MoE and record its routing again (examp
 	@scripts/engines.sh torch
 	[ -f .engines/tiny-moe/report.json ] || .engines/torch/bin/python -m examples.tiny_moe.train
 	.engines/torch/bin/python -m examples.tiny_moe.record $(ARGS)
+
+MINUTES ?= 20
+soak: setup-dev ## serve with the vLLM plugin for MINUTES=20 beside a server without, and watch both processes' memory
+	@scripts/engines.sh vllm
+	$(BIN)/python -m benchmarks.vllm_soak --minutes $(MINUTES) $(ARGS)
 
 intervals: setup-dev ## coverage of calibrated intervals, 1,000 baselines a case (docs/explanation/calibration.md)
 	$(BIN)/python -m benchmarks.interval_coverage --write $(ARGS)
