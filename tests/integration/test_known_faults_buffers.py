@@ -224,15 +224,16 @@ def test_ids_beyond_a_byte_arrive_whole(tmp_path: Path) -> None:
     assert [expert for expert, count in enumerate(second.counts) if count] == [0, 254, 256, 510]
 
 
-def test_ids_that_overflowed_are_flagged_where_they_collide(tmp_path: Path) -> None:
-    """Cut to a byte, experts 3 and 259 are one: a row that chose both has k - 1 ids."""
+def test_ids_of_a_byte_are_rejected_where_experts_do_not_fit(tmp_path: Path) -> None:
+    """Cut to a byte, expert 259 is 3: of 512 experts none is counted from bytes, only rows are."""
     engine = WatchedEngine(tmp_path, experts=512)
     ids = np.array([[[3, 259], [1, 2]], [[4, 261], [1, 2]]])
-    engine.recorder.record("a", [0, 1], ids.astype(np.uint8), "decode")
+    engine.recorder.record("a", [0, 1], ids, "decode")
+    engine.recorder.record("a", [2, 3], ids.astype(np.uint8), "decode")
     engine.rest()
     engine.roll_up()
     engine.close()
-    assert engine.reasons() == {"suspicious_rows"}
+    assert engine.recorder.counters().rejected_rows == engine.total("rejected_rows") == 2
     [second] = engine.seconds(1)
-    assert (second.seen, second.tokens) == (2, 1)
-    assert [expert for expert, count in enumerate(second.counts) if count] == [4, 5]
+    assert (second.seen, second.tokens) == (2, 2)
+    assert [expert for expert, count in enumerate(second.counts) if count] == [3, 4, 259, 261]

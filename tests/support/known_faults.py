@@ -390,11 +390,11 @@ KNOWN_FAULTS = (
         "Half of the experts seem to be dead, and the other half twice as busy.",
         Verdict.PREVENTED,
         "Ids have 16 bits from the ring to the store; returned routes and imports of one byte "
-        "are refused where experts do not fit. A recorder that is given such ids sees only that "
-        "some rows have fewer than k.",
+        "are refused where experts do not fit. A recorder rejects ids of a type that cannot name "
+        "every expert, and counts their rows.",
         (
             f"{_BUFFERS}::test_ids_beyond_a_byte_arrive_whole",
-            f"{_BUFFERS}::test_ids_that_overflowed_are_flagged_where_they_collide",
+            f"{_BUFFERS}::test_ids_of_a_byte_are_rejected_where_experts_do_not_fit",
             f"{_RETURNED}::test_ids_of_one_byte_cannot_name_five_hundred_experts",
             f"{_ROUTES}::test_ids_of_one_byte_cannot_name_five_hundred_experts",
             f"{_META}::test_ids_of_one_byte_cannot_name_five_hundred_experts",

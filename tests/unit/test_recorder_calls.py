@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from numpy.typing import DTypeLike
+
     from moescope.producers import Recorder
 
 
@@ -122,6 +124,36 @@ def test_bad_requests_never_raise(recorder: Recorder, arguments: tuple[Any, ...]
     recorder.end_request({})  # type: ignore[arg-type]
     assert recorder.counters().internal_errors == 0
     assert frames(recorder) == []
+
+
+@pytest.mark.parametrize(
+    ("experts", "kind", "is_wide_enough"),
+    [
+        (128, np.int8, True), (129, np.int8, False), (256, np.uint8, True), (257, np.uint8, False),
+        (257, ">i2", True), (512, np.uint8, False), (512, np.uint16, True), (512, np.int64, True),
+    ],
+)  # fmt: skip
+def test_ids_that_may_have_wrapped_are_rejected_whole(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    experts: int,
+    kind: DTypeLike,
+    *,
+    is_wide_enough: bool,
+) -> None:
+    """A type that cannot name every expert is refused, although each id in it looks sound."""
+    recorder = small_recorder(tmp_path, experts=experts)
+    with caplog.at_level(logging.WARNING, "moescope.producers"):
+        for position in range(0, 6, 3):
+            recorder.record("r", np.arange(position, position + 3), GOOD.astype(kind), "decode")
+        recorder.record("r", [6, 7, 8], GOOD.astype(kind), "decode", padding=[False] * 3)
+    counters = recorder.counters()
+    recorder.close()
+    assert (counters.recorded_rows, counters.rejected_rows) == (
+        (9, 0) if is_wide_enough else (0, 9)
+    )
+    assert len(caplog.records) == (0 if is_wide_enough else 1)
+    assert all("too narrow" in record.message for record in caplog.records)
 
 
 def test_only_impossible_rows_are_left_out(recorder: Recorder) -> None:

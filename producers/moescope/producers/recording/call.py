@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -27,6 +28,7 @@ _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Ph
 _ID_DIMENSIONS: Final = 3  # tokens, layers, k
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 INTEGERS: Final = "iu"
+_INTEGER_TYPES: Final = "bBhHiIlLqQ"  # NumPy's, by their one-letter codes
 
 
 class RejectedCallError(Exception):
@@ -108,6 +110,10 @@ def check_call(
         raise RejectedCallError(f"expert_ids has shape {ids.shape}, not (T, {expected})")
     if ids.dtype.kind not in INTEGERS:
         raise RejectedCallError(f"expert_ids is {ids.dtype}, not integer")
+    if ids.dtype.char not in types_that_name(shape.experts):
+        raise RejectedCallError(
+            f"expert_ids is {ids.dtype}, too narrow to name {shape.experts} experts"
+        )
     rows = len(ids)
     position = _integers("positions", positions, rows)
     names, counts = _runs(request_ids, rows_per_request, rows)
@@ -133,6 +139,12 @@ def check_call(
         if value is not None:
             _add_optional(call, shape, name, value)
     return call
+
+
+@lru_cache
+def types_that_name(experts: int) -> str:
+    """Codes of the integer types that hold each id of that many experts; narrower ones wrap."""
+    return "".join(code for code in _INTEGER_TYPES if np.iinfo(code).max >= experts - 1)
 
 
 def largest(numbers: NDArray[Any]) -> int:

@@ -19,6 +19,7 @@ from moescope.producers.recording.call import (
     LARGEST_STEP,
     LATEST_TIME_US,
     largest,
+    types_that_name,
 )
 from moescope.producers.recording.running import NEVER_COUNTED_PHASES
 from moescope.producers.recording.usual_frames import PHASE_PER_ROW, UsualFrames, UsualRows
@@ -81,6 +82,7 @@ class UsualCalls:
         self._times = times
         self._lock = lock
         self._experts = shape.experts
+        self._id_types = types_that_name(shape.experts)
         self._row_shape = (shape.layers, shape.top_k)
         self._runs_of: ResolvedRequests | None = None
         self._single_row_runs = b""
@@ -127,7 +129,7 @@ class UsualCalls:
         if not (
             type(expert_ids) is np.ndarray
             and expert_ids.shape[1:] == self._row_shape
-            and expert_ids.dtype.kind in INTEGERS
+            and expert_ids.dtype.char in self._id_types
             and (count := len(expert_ids))
             and _has(positions, (count,), INTEGERS)
             and (event_time_us is None or _is_from_0_to(event_time_us, LATEST_TIME_US))
