@@ -176,6 +176,7 @@ _SIGMOID: Final = (
     ),
     RouterAdapter(
         name="a score by setting, with a bias for the selection",
+        # Not DeepseekV4HashRouter: its layers choose by token id, not by what a token means.
         sites=("DeepseekV4TopKRouter", "Inkling2TopKRouter"),
         scoring=Scoring("sigmoid", score_setting="scoring_func", has_bias=True),
         is_sorted=False,
