@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,15 @@ def logits(model: Any, tokens: list[int] = TOKENS) -> Any:
     """One forward pass."""
     with torch.no_grad():
         return model(torch.tensor([tokens])).logits
+
+
+def wait_for(recording: Recording, *, is_recording: bool) -> None:
+    """The recorder looks at its switch once a second."""
+    for _ in range(100):
+        if recording.recorder.is_recording is is_recording:
+            return
+        time.sleep(0.05)
+    pytest.fail("the recorder never looked")
 
 
 def unseen(recording: Recording) -> int:
@@ -145,6 +155,23 @@ def test_a_closed_recorder_changes_nothing(model: Any, recording: Recording) -> 
         recording.recorder.close()
         assert torch.equal(logits(model), plain)
     assert probe.counters.errors == 0
+
+
+def test_a_switch_that_comes_back_guesses_nothing(model: Any, recording: Recording) -> None:
+    """A request whose prompt went by unrecorded has no phases; the next request is whole."""
+    switch = recording.folder / "rings" / "disable"
+    with attach(model, recording.recorder) as probe:
+        with probe.request("unseen"):
+            switch.touch()
+            wait_for(recording, is_recording=False)
+            logits(model)
+            switch.unlink()
+            wait_for(recording, is_recording=True)
+            logits(model)
+        assert (probe.counters.passed_rows, probe.counters.refused_passes) == (0, 1)
+        with probe.request("seen"):
+            logits(model)
+    assert {row.request for row in recording.rows()} == {"seen"}
 
 
 def test_a_pass_that_fails_leaves_no_trace(model: Any, recording: Recording) -> None:

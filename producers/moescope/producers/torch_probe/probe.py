@@ -8,7 +8,7 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
+from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, Phase
 from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
 from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError, read_inputs
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ERRORS_ALLOWED: Final = 8
 """A probe with as many errors of its own switches itself off."""
+
+_WAS_OFF: Final = "recording was off"
 
 
 class OfThread(threading.local):
@@ -192,6 +194,9 @@ class Probe:
             return
         if mine.running is None:
             self._tally.add(unattributed_rows=inputs.batch * inputs.length)
+        elif not self._sink.is_recording:
+            mine.running.miss_pass()
+            self._sink.miss(inputs.batch * inputs.length, _WAS_OFF)
         else:
             mine.current = CurrentPass(mine.running, inputs, len(self._router_hooks))
 
@@ -250,10 +255,13 @@ class Probe:
                 f"{inputs.batch} for {len(running.requests)} (beam search, or several sequences of "
                 "one request?)",
             )
+        wanted = self._wanted
+        if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
+            wanted = Wanted(weights=False, scores=False, tokens=wanted.tokens)
         with self._without_gradient():
             routing = current.family.interpret(current.modules, current.captured)
             self.of_thread.computed = ComputedPass(
-                running, inputs, routing, pass_id=next(self._pass_ids), wanted=self._wanted
+                running, inputs, routing, pass_id=next(self._pass_ids), wanted=wanted
             )
 
     def _settle(self) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from moescope.core.vocabulary import Fidelity
     from moescope.producers.profile import Profile
     from moescope.producers.torch_probe.placing import PlacedRows
 
@@ -24,7 +25,17 @@ class RoutingSink(Protocol):
 
     @property
     def profile(self) -> Profile:
-        """Model, layers, experts and top-k; fidelity may change."""
+        """Model, layers, experts and top-k."""
+        ...
+
+    @property
+    def is_recording(self) -> bool:
+        """False while it is closed or switched off: then nothing has to be brought to it."""
+        ...
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """How much is shipped now."""
         ...
 
     def begin_request(
@@ -119,6 +130,11 @@ class RunningBatch:
         self._is_decoding = False
         self._some_rows = b""
         self._some_ids: list[str] = []
+
+    def miss_pass(self) -> None:
+        """A pass went by while nothing was recorded: whose prompts it held is not known later."""
+        if self.prompt_tokens is None and any(each.prompt_tokens is None for each in self.requests):
+            self.refusal = "recording was off when the request began"
 
     def begin(self, sink: RoutingSink, placed: PlacedRows) -> NDArray[np.int64]:
         """Tell the sink about the requests when their first pass is here; prompt lengths [B]."""
