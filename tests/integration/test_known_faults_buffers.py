@@ -96,14 +96,16 @@ def test_everything_in_the_first_layer_is_flagged_elsewhere(engine: WatchedEngin
 
 
 def test_slots_marked_as_unknown_are_left_out_and_counted(engine: WatchedEngine) -> None:
-    """-1 marks a slot without a route: the row is rejected, its neighbours count."""
+    """-1 marks a slot without a route: the row is rejected and missing, its neighbours count."""
     ids = routes(range(10))
     ids[4:7] = -1
     engine.recorder.record("a", np.arange(10), ids, "decode")
     engine.rest()
     engine.roll_up()
     assert engine.recorder.counters().rejected_rows == engine.total("rejected_rows") == 3
+    assert engine.reasons() == {"rejected_rows"}
     [second] = engine.seconds(1)
+    assert (second.seen, second.lost, second.coverage) == (7, 3, 0.7)
     assert (second.tokens, second.counts) == (7, counts_of(np.delete(ids, [4, 5, 6], 0), 1))
 
 
@@ -234,6 +236,7 @@ def test_ids_of_a_byte_are_rejected_where_experts_do_not_fit(tmp_path: Path) -> 
     engine.roll_up()
     engine.close()
     assert engine.recorder.counters().rejected_rows == engine.total("rejected_rows") == 2
+    assert engine.reasons() == {"rejected_rows"}
     [second] = engine.seconds(1)
-    assert (second.seen, second.tokens) == (2, 2)
+    assert (second.seen, second.lost, second.tokens) == (2, 2, 2)
     assert [expert for expert, count in enumerate(second.counts) if count] == [3, 4, 259, 261]

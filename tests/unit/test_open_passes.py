@@ -154,3 +154,18 @@ def test_unseen_rows_are_missing_from_their_windows() -> None:
     (account,) = output.batches[1:]
     assert (account.lost_rows, account.unseen_rows) == (11, 10)
     assert account.reasons == ("dropped_rows", "unseen_rows: unknown\\nlayout")
+
+
+def test_rejected_rows_are_missing_from_their_windows() -> None:
+    """Rows that a recorder refused were computed: coverage falls, and their batch is marked."""
+    first = batch_of(1)
+    first = replace(first, header=replace(first.header, watermark_us=START_US))
+    second = batch_of(2, start_us=START_US + SECOND)
+    header = replace(second.header, sequence=1, drops=DropCounters(rejected_rows=15, ring_rows=2))
+    output = rolled_up(first, replace(second, header=header))
+    lost = [delta.lost for delta in output.deltas
+            if delta.kind == "time" and delta.scope_kind == "all"]  # fmt: skip
+    assert sum(lost) == 17
+    (account,) = output.batches[1:]
+    assert (account.lost_rows, account.rejected_rows) == (2, 15)
+    assert account.reasons == ("dropped_rows", "rejected_rows")

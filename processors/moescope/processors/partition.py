@@ -310,6 +310,8 @@ class Partition:
             reasons += ("dropped_rows",)
         if header.drops.unseen_rows:
             reasons += (_unseen_reason(header),)
+        if header.drops.rejected_rows:
+            reasons += ("rejected_rows",)
         if batch.is_heartbeat and not reasons and not verdict:
             return
         self._output.batches.append(
@@ -345,7 +347,8 @@ class Partition:
         unknown = missing > batch.header.drops.log_batches
         node.lost_rows += lost
         node.gaps += unknown
-        if not lost and not unknown:
+        missed = lost + batch.header.drops.rejected_rows
+        if not missed and not unknown:
             return
         begin, end = node.watermark_us, _first_time(batch)
         if end == NO_TIME:
@@ -356,7 +359,7 @@ class Partition:
         first_pane = last_pane if begin == NO_TIME else min(begin // PANE_US, last_pane)
         panes = range(max(first_pane, last_pane - LONGEST_LOST_PANES + 1), last_pane + 1)
         self._lane(batch.header).add_lost(
-            spread(lost, mix_of(batch) or node.mix), node.name, panes, unknown_gap=unknown
+            spread(missed, mix_of(batch) or node.mix), node.name, panes, unknown_gap=unknown
         )
 
     def _note_placement(self, batch: RoutingBatch) -> None:
