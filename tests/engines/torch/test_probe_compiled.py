@@ -105,3 +105,23 @@ def test_a_graph_break_loses_nothing(model: Any, recording: Recording) -> None:
         torch.compile(model, backend=BACKEND)(ids)
         assert probe.counters.passed_rows == len(TOKENS)
     assert_routed_as(recording.rows(), expected_routing(model, TOKENS), range(len(TOKENS)))
+
+
+def test_a_router_that_cannot_be_read_stops_no_compiler(
+    model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What goes wrong in a hook while it is traced becomes code that refuses the pass."""
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        plain = model(ids).logits
+    with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
+        hook = list(model.model.layers[1].mlp.gate._forward_hooks.values())[-1]
+
+        def fail(*_arguments: object) -> None:
+            raise TypeError("of another version")
+
+        monkeypatch.setattr(type(hook.family), "capture", fail)
+        watched = torch.compile(model, backend=BACKEND, fullgraph=True)(ids).logits
+        assert probe.counters.refused_passes > 0
+        assert probe.counters.passed_rows == 0
+    assert torch.equal(plain, watched)

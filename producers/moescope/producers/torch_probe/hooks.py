@@ -61,8 +61,9 @@ class BeforePass(Hook):
     def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         try:
             inputs = read_inputs(self.names, args, kwargs)
-        except RefusedPassError as refusal:
-            torch.ops.moescope.refuse_pass(self.anchor, self.number, refusal.reason)
+        except Exception as error:  # noqa: BLE001 - a compiler that stops here stops the model
+            reason = error.reason if isinstance(error, RefusedPassError) else "unreadable inputs"
+            torch.ops.moescope.refuse_pass(self.anchor, self.number, reason)
             return
         past = inputs.past
         is_there = isinstance(past, torch.Tensor)
@@ -118,8 +119,7 @@ class AfterRouter(Hook):
     ) -> None:
         """Keep the router's tensors."""
         if torch.compiler.is_compiling():
-            tensors = self.family.capture(module, args, kwargs, output)
-            torch.ops.moescope.keep_router(self.anchor, self.number, self.place, list(tensors))
+            self._trace(module, args, kwargs, output)
             return
         # Without a pass this is a layer that is computed again for the gradient (its rows were
         # recorded already), or one that nobody announced.
@@ -131,3 +131,17 @@ class AfterRouter(Hook):
             current.keep(self.place, self.family, module, tensors)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.probe.give_up(error)
+
+    def _trace(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: object,
+    ) -> None:
+        try:
+            tensors = self.family.capture(module, args, kwargs, output)
+        except Exception:  # noqa: BLE001 - a compiler that stops here stops the model
+            torch.ops.moescope.refuse_pass(self.anchor, self.number, "an unreadable router")
+            return
+        torch.ops.moescope.keep_router(self.anchor, self.number, self.place, list(tensors))

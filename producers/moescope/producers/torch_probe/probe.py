@@ -180,14 +180,22 @@ class Probe:
     ) -> None:
         """A pass with these arguments begins in this thread; never raises."""
         try:
-            self.begin(read_inputs(names, args, kwargs))
+            inputs = read_inputs(names, args, kwargs)
         except RefusedPassError as refusal:
             self.refuse_pass(refusal.reason, str(refusal))
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.give_up(error)
+        else:
+            self.begin(inputs)
 
     def begin(self, inputs: PassInputs) -> None:
-        """A pass begins in this thread; never raises."""
+        """A pass with these inputs begins in this thread; never raises."""
+        try:
+            self._arm(inputs)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.give_up(error)
+
+    def _arm(self, inputs: PassInputs) -> None:
         mine = self.of_thread
         mine.current = None
         if self._is_off:
