@@ -79,6 +79,17 @@ def test_sampled_rows_count_as_their_weights_say(store: SampleStore) -> None:
     assert dict(zip(found.request, found.weight, strict=True)) == {"r0": 4.0, "r1": 1.0}
 
 
+def test_layers_with_too_few_sound_rows_lend_no_values(store: SampleStore) -> None:
+    """Of eight rows seven were suspicious: what one token looks like makes no line."""
+    for start, tokens in enumerate((8, 1)):
+        add_window(store, start, tokens=tokens, seen=8, expected=8, gini=0.25)
+    cursor = store.cursor()
+    shape = model_shape(cursor, Baseline(name="b"), SCOPE)
+    (found,) = read_windows(cursor, Baseline(name="b"), shape, minimum_coverage=0.9)
+    ginis = dict(zip(found.request, found.values["gini"].tolist(), strict=True))
+    assert ginis == {"r0": [0.25], "r1": [pytest.approx(float("nan"), nan_ok=True)]}
+
+
 def test_times_of_alerts_that_fired_are_known(store: SampleStore) -> None:
     """What paged was no health; what was pending only may have been."""
     at = {

@@ -51,6 +51,26 @@ def test_rows_that_a_probe_refuses_lower_coverage(engine: WatchedEngine) -> None
     assert (second.level, second.reason) == ("insufficient", "coverage")
 
 
+def test_a_complete_window_says_nothing_of_a_layer_that_is_mostly_zeros(
+    engine: WatchedEngine,
+) -> None:
+    """Every row was seen, one of four is sound at a layer: that layer says too little."""
+    ids = routes(range(4))
+    ids[1:, 0] = 0
+    engine.recorder.begin_request("a", prompt_tokens=4)
+    engine.recorder.record("a", np.arange(4), ids, "prefill")
+    engine.recorder.end_request("a")
+    engine.rest()
+    engine.roll_up()
+    assert engine.token_windows(1) == [("a", 0, 4, 4, True, 1)]
+    assert engine.token_windows(3) == [("a", 0, 4, 4, True, 4)]
+    levels = engine.rows(
+        "SELECT DISTINCT window_kind, layer, level_reason FROM windows WHERE complete ORDER BY ALL"
+    )
+    reasons = [(1, "suspicious rows"), (3, "no calibrated threshold")]
+    assert levels == [(kind, *reason) for kind in ("time", "token") for reason in reasons]
+
+
 def test_zeros_of_lost_pipeline_stages_are_flagged(engine: WatchedEngine) -> None:
     """The last rank overwrites the first stage's layer with zeros: that layer has no count."""
     ids = routes(range(10))

@@ -73,7 +73,7 @@ def one_row(
 
 def token_group(windows: int = 2, **changes: object) -> WindowGroup:
     """Closed token windows of requests q0, q1 and so on."""
-    counts = np.arange(windows * len(LAYERS) * EXPERTS, dtype=np.uint32)
+    counts = 128 + np.arange(windows * len(LAYERS) * EXPERTS, dtype=np.uint32)
     values: dict[str, Any] = {
         "lane": LANE, "phase": "decode", "kind": WindowKind.TOKEN, "size": 128, "stride": 128,
         "scope_kind": ScopeKind.ALL, "scope_value": "",
@@ -118,7 +118,7 @@ def test_a_token_window_becomes_a_row_per_layer(store: Store) -> None:
         " trailing_reference, threshold_version, model, origin, experts, top_k"
         " FROM windows ORDER BY request, layer",
     )
-    counts = np.arange(2 * 2 * EXPERTS).reshape(2, 2, EXPERTS)
+    counts = 128 + np.arange(2 * 2 * EXPERTS).reshape(2, 2, EXPERTS)
     assert rows == [
         (
             f"q{window}", layer, counts[window, number].tolist(),

@@ -41,7 +41,7 @@ def group(windows: int, **changes: object) -> WindowGroup:
 def finished(of: WindowGroup, judgement: Judgement | None) -> FinishedWindows:
     """The group with a judgement."""
     shape = (len(of), len(LAYERS), len(METRIC_NAMES))
-    tokens = np.zeros(shape[:2], np.int64)
+    tokens = np.repeat(of.expected[:, None], len(LAYERS), axis=1)
     return FinishedWindows(group=of, values=np.zeros(shape), tokens=tokens, judgement=judgement)
 
 
@@ -114,6 +114,21 @@ def test_a_window_that_says_too_little_is_never_red(changes: dict[str, Any], rea
     assert rows([(finished(group(1, **changes), said), [True])]) == [
         ("insufficient", reason, [GINI], [GINI], "t-1")
     ] * len(LAYERS)
+
+
+def test_a_layer_with_too_few_sound_rows_is_not_judged() -> None:
+    """Windows that saw everything say nothing of a layer at which most rows were suspicious."""
+    said = judgement(["t-1"] * 3, [[bits(GINI)] * 2] * 3, [[0, 0]] * 3, [[0, 0]] * 3)
+    windows = finished(group(3, seen=np.array([100, 100, 80])), said)
+    windows.tokens[:] = [[100, 89], [90, 0], [80, 1]]
+    assert [row[:2] for row in rows([(windows, [True] * 3)])] == [
+        ("healthy", None),
+        ("insufficient", "suspicious rows"),
+        ("healthy", None),
+        ("insufficient", "suspicious rows"),
+        ("insufficient", "coverage"),
+        ("insufficient", "coverage"),
+    ]
 
 
 def test_windows_without_thresholds_lie_beside_those_with_them() -> None:

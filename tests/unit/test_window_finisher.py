@@ -124,6 +124,24 @@ def test_nothing_is_judged_without_a_book_or_a_version() -> None:
         assert finished.group is group
 
 
+def test_a_layer_with_too_few_sound_rows_is_not_held_against_lines() -> None:
+    """One token at a layer would look like a fault of the whole window; its values stay."""
+    book = book_of((0, version_of({line_key(): {"gini": metric_lines(red_high=[-1.0, -1.0])}})))
+    counts = np.zeros((1, LAYERS, EXPERTS), np.uint32)
+    counts[0, 0, : LANE.top_k] = 16
+    counts[0, 1, : LANE.top_k] = 1
+    group = group_of(1, counts=counts, seen=np.array([16]), expected=np.array([16]))
+    finished, _ = WindowFinisher(book)(group)
+    assert finished.judgement is not None
+    assert finished.judgement.judged.tolist() == [[_bit("gini"), 0]]
+    assert finished.judgement.red.tolist() == [[_bit("gini"), 0]]
+    assert {each.layer for each in finished.judgement.exceedances.values()} == {LANE.layers[0]}
+    assert not np.isnan(finished.values[0, :, _column("gini")]).any()
+    all_of_it = WindowFinisher(book, minimum_coverage=0.0)(group)[0].judgement
+    assert all_of_it is not None
+    assert all_of_it.red.tolist() == [[_bit("gini")] * 2]
+
+
 def test_a_group_may_span_an_activation() -> None:
     """Each window has the version in force when it closed; one without a time has none."""
     high = {line_key(): {"gini": metric_lines(red_high=[9.0, 9.0])}}

@@ -104,7 +104,10 @@ def opened_store(
     if closes_windows:
         from moescope.processors.finish import WindowFinisher
 
-        finisher, hook = WindowFinisher(book), _red_lines(settings, book, clock, metrics)
+        finisher, hook = (
+            WindowFinisher(book, minimum_coverage=settings["store.minimum_coverage"]),
+            _red_lines(settings, book, clock, metrics),
+        )
     with Store(
         store_file(directory),
         finisher,

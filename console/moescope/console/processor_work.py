@@ -54,7 +54,7 @@ def run_processor(
             ControlFollower(settings, book, note, patient=not until_idle) as control,
             joined_group(
                 settings,
-                WindowFinisher(book),
+                WindowFinisher(book, minimum_coverage=settings["store.minimum_coverage"]),
                 metrics=metrics,
                 clock=clock,
                 log=note,

@@ -23,6 +23,7 @@ class LevelReason(StrEnum):
     COVERAGE_UNKNOWN = "coverage unknown"
     COVERAGE = "coverage"
     PARTIAL = "partial"
+    SUSPICIOUS_ROWS = "suspicious rows"
     NO_THRESHOLD = "no calibrated threshold"
     NO_LINE = "no line for this volume or scene"
 

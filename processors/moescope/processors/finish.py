@@ -47,12 +47,15 @@ class WindowFinisher:
     milliseconds.
     """
 
-    def __init__(self, book: ThresholdBook | None = None) -> None:
+    def __init__(self, book: ThresholdBook | None = None, *, minimum_coverage: float = 0.9) -> None:
         """Make a finisher.
 
         Args:
             book: Thresholds in force; read at each call. None: nothing is judged.
+            minimum_coverage: Where fewer of the rows that a window saw are counted at a layer,
+                the others were suspicious there, and the layer is not judged.
         """
+        self._minimum_coverage = minimum_coverage
         self._references: Remembered[_TrailingKey, LayerReferences] = Remembered(
             lambda key: layer_references(key.counts, key.top_k), REMEMBERED_REFERENCES
         )
@@ -79,7 +82,7 @@ class WindowFinisher:
             columns["mix_shift"] = expected.mix_shift
         for name, column in columns.items():
             values[..., _COLUMN[name]] = np.where(tokens > 0, column, np.nan)
-        judgement = self._judge.judge(group, values, versions)
+        judgement = self._judge.judge(group, self._judgeable(group, tokens, values), versions)
         increments = histogram_increments(group, values)
         if judgement is not None and group.kind is WindowKind.TOKEN:
             # All of them are kept, so that one in the sample stands for no other: sums of
@@ -93,6 +96,13 @@ class WindowFinisher:
             judgement=judgement,
         )
         return finished, increments
+
+    def _judgeable(
+        self, group: WindowGroup, tokens: NDArray[np.int64], values: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The values without those of layers at which too few rows are counted."""
+        too_few = tokens < self._minimum_coverage * group.seen[:, None]
+        return np.where(too_few[..., None], np.nan, values) if too_few.any() else values
 
     def _reference(self, group: WindowGroup) -> LayerReferences | None:
         if group.trailing is None:

@@ -27,6 +27,7 @@ _REASONS = (
     LevelReason.COVERAGE_UNKNOWN,
     LevelReason.COVERAGE,
     LevelReason.PARTIAL,
+    LevelReason.SUSPICIOUS_ROWS,
     LevelReason.NO_THRESHOLD,
     LevelReason.NO_LINE,
     None,
@@ -43,15 +44,16 @@ def level_columns(parts: Sequence[Kept], minimum_coverage: float) -> dict[str, p
 
     Args:
         parts: Finished groups of one lane.
-        minimum_coverage: Below it a window says too little.
+        minimum_coverage: Below it a window says too little, and so does a layer of it at which
+            fewer tokens are counted.
 
     Returns:
         Σ kept × L rows each.
     """
     layers = len(parts[0][0].group.lane.layers)
     too_little = np.concatenate(
-        [_too_little(finished.group, minimum_coverage)[mask] for finished, mask in parts]
-    ).repeat(layers)
+        [_too_little(finished, minimum_coverage)[mask].reshape(-1) for finished, mask in parts]
+    )
     versions = [
         version or None
         for finished, mask in parts
@@ -84,14 +86,21 @@ def coverage(group: WindowGroup) -> NDArray[np.float64]:
     return np.where(group.unknown_gap, np.nan, group.seen / np.maximum(group.expected, 1))
 
 
-def _too_little(group: WindowGroup, minimum_coverage: float) -> NDArray[np.int32]:
-    """Index into `_REASONS` of why a window says too little; the first that applies."""
+def _too_little(finished: FinishedWindows, minimum_coverage: float) -> NDArray[np.int32]:
+    """Index into `_REASONS` of why a window says too little at a layer, [W, L]; the first."""
+    group = finished.group
     partial = ~group.complete & (group.kind is WindowKind.TOKEN)
+    counted = finished.tokens / np.maximum(group.expected, 1)[:, None]
+    of_windows = (
+        (LevelReason.COVERAGE_UNKNOWN, group.unknown_gap),
+        (LevelReason.COVERAGE, coverage(group) < minimum_coverage),
+        (LevelReason.PARTIAL, partial),
+    )
     return np.select(
-        [group.unknown_gap, coverage(group) < minimum_coverage, partial],
+        [*(applies[:, None] for _, applies in of_windows), counted < minimum_coverage],
         [
-            _REASONS.index(reason)
-            for reason in (LevelReason.COVERAGE_UNKNOWN, LevelReason.COVERAGE, LevelReason.PARTIAL)
+            *(_REASONS.index(reason) for reason, _ in of_windows),
+            _REASONS.index(LevelReason.SUSPICIOUS_ROWS),
         ],
         default=_ENOUGH,
     ).astype(np.int32)

@@ -201,7 +201,8 @@ def _read_kind(
     found = cursor.sql(
         "SELECT layer, start, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"  # noqa: S608
         f" epoch_us(close_time) AS close_us, weight, {', '.join(_TEXTS)}, scenes, scene_tokens,"
-        f" counts, {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}",
+        " counts, tokens < $coverage * expected AS is_thin,"
+        f" {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}",
         params=values | {f"own_{name}": value for name, value in zip(names, kind, strict=True)},
     )
     layers = len(shape.layers)
@@ -214,9 +215,11 @@ def _read_kind(
     def times(name: str) -> NDArray[np.int64]:
         return _numbers(firsts, name, np.int64, NO_TIME)
 
+    is_thin = table.column("is_thin").to_numpy()
+
     def by_layer(name: str) -> NDArray[np.float64]:
-        values = _numbers(table, name, np.float64, np.nan).reshape(-1, layers)
-        in_order: NDArray[np.float64] = values[chosen]
+        values = np.where(is_thin, np.nan, _numbers(table, name, np.float64, np.nan))
+        in_order: NDArray[np.float64] = values.reshape(-1, layers)[chosen]
         return in_order
 
     counts = table.column("counts").combine_chunks().flatten().to_numpy(zero_copy_only=False)
