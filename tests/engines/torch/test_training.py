@@ -178,6 +178,19 @@ def test_a_watched_run_computes_the_same(tmp_path: Path) -> None:
     )
 
 
+def test_sources_of_another_length_lose_no_row(tmp_path: Path) -> None:
+    """A collator that drops sources costs the sources, not the tokens."""
+    model = make_model()
+    recorder = make_recorder(model, tmp_path)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(1, 40, (2, LENGTH)))
+    with RoutingCallback(recorder, run="run", source_column="source") as callback:
+        callback.on_init_end(None, None, None, model=model)
+        model(input_ids=tokens, source=["code"])
+        model(input_ids=tokens, source=["code", "json"])
+    rows = Counter(row[1] for row in recorded(recorder, tmp_path))
+    assert rows == {"unknown": 2 * LENGTH, "code": LENGTH, "json": LENGTH}
+
+
 def test_a_loop_of_your_own_is_labelled(tmp_path: Path) -> None:
     """Steps and sources arrive as the loop tells them, and documents are tasks."""
     model = make_model()

@@ -136,14 +136,32 @@ class RoutingCallback:
         try:
             self._pass.close()
             if self._loop is not None:
+                rows = len(_computed(args, inputs))
                 self._begin(
-                    self._loop, _rows(args, inputs), _texts(sources), is_training=model.training
+                    self._loop, rows, self._texts(sources, rows), is_training=model.training
                 )
         except Exception as error:  # noqa: BLE001 - training comes first
-            if not self._has_complained:
-                self._has_complained = True
-                _log.warning("A training pass is not recorded (said once): %s", error)
+            self._complain(f"A training pass is not recorded: {error}")
+            self._recorder.miss(_tokens(args, inputs), "a training pass without labels")
         return args, inputs
+
+    def _texts(self, sources: Any, rows: int) -> list[str] | None:  # noqa: ANN401 - list or tensor
+        if sources is None:
+            return None
+        texts = [
+            str(each) for each in (sources.tolist() if hasattr(sources, "tolist") else sources)
+        ]
+        if len(texts) != rows:
+            self._complain(
+                f"{len(texts)} sources for {rows} sequences: they are recorded as unknown"
+            )
+            return None
+        return texts
+
+    def _complain(self, message: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning("%s (said once).", message)
 
     def _begin(
         self, loop: TrainingLoop, rows: int, sources: list[str] | None, *, is_training: bool
@@ -168,12 +186,15 @@ def _ignore(*_args: object, **_known: object) -> None:
     return None
 
 
-def _rows(args: tuple[Any, ...], inputs: dict[str, Any]) -> int:
-    computed = args[0] if args else inputs.get("input_ids")
-    return len(inputs["inputs_embeds"] if computed is None else computed)
+def _computed(args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - a tensor
+    ids = args[0] if args else inputs.get("input_ids")
+    return inputs["inputs_embeds"] if ids is None else ids
 
 
-def _texts(sources: Any) -> list[str] | None:  # noqa: ANN401 - a list, an array or a tensor
-    if sources is None:
-        return None
-    return [str(each) for each in (sources.tolist() if hasattr(sources, "tolist") else sources)]
+def _tokens(args: tuple[Any, ...], inputs: dict[str, Any]) -> int:
+    """How many a pass computes, as well as can be told."""
+    try:
+        batch, length = _computed(args, inputs).shape[:2]
+        return int(batch) * int(length)
+    except Exception:  # noqa: BLE001 - it may be anything
+        return 0
