@@ -67,9 +67,16 @@ def probed(tower: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
     output = forward()
     for handle in handles:
         handle.remove()
-    routing = routers[0].family.interpret(
-        [router.module for router in routers], [captured[router.layer] for router in routers]
+    interpret, modules = routers[0].family.interpret, [router.module for router in routers]
+    tensors = [captured[router.layer] for router in routers]
+    routing, alone = (
+        interpret(modules, tensors),
+        interpret(modules, tensors, scores=False, weights=False),
     )
+    assert torch.equal(alone.expert_ids, routing.expert_ids)
+    assert alone.weights is alone.entropy is alone.margin is None
+    if routing.dropped is not None:
+        assert torch.equal(alone.dropped, routing.dropped)
     return routing, output
 
 

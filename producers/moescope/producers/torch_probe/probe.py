@@ -267,7 +267,9 @@ class Probe:
         if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
             wanted = Wanted(weights=False, scores=False, tokens=wanted.tokens)
         with self._without_gradient():
-            routing = current.family.interpret(current.modules, current.captured)
+            routing = current.family.interpret(
+                current.modules, current.captured, scores=wanted.scores, weights=wanted.weights
+            )
             self.of_thread.computed = ComputedPass(
                 running, inputs, routing, pass_id=next(self._pass_ids), wanted=wanted
             )

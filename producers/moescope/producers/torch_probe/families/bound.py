@@ -12,6 +12,7 @@ from moescope.producers.torch_probe.families.scoring import (
     GroupLimit,
     entropy_of,
     kind_of,
+    margin_of,
     score_logits,
     score_named,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from moescope.core.vocabulary import ScoreKind
     from moescope.producers.torch_probe.families.adapter import RouterAdapter
     from moescope.producers.torch_probe.families.forms import Form
+    from moescope.producers.torch_probe.families.scoring import Scored
     from moescope.producers.torch_probe.families.settings import Places
 
 
@@ -68,6 +70,8 @@ class BoundFamily:
                 )
         self._name = name
         self._adapter = adapter
+        self._takes_arguments = adapter.captures == "arguments"
+        self._keeps_input = adapter.keeps_input
         self._experts = experts
         self._top_k = top_k
         self._first = places[0]
@@ -106,13 +110,15 @@ class BoundFamily:
         Raises:
             TypeError: There is no tensor in what the forward returned.
         """
-        if self._adapter.captures == "arguments":
+        if self._takes_arguments:
             parts: Any = (*args, *kwargs.values())
         else:
             parts = output if isinstance(output, tuple) else (output,)
-            if len(parts) in self._adapter.keeps_input:
+            if len(parts) in self._keeps_input:
                 parts = (*parts, args[0] if args else kwargs["hidden_states"])
-        picked = tuple(part.detach() for part in parts if hasattr(part, "detach"))
+        # A list and no generator, and no needless alias: this runs once a layer.
+        tensors = [part for part in parts if hasattr(part, "detach")]
+        picked = tuple([part.detach() if part.requires_grad else part for part in tensors])
         if not picked:
             raise TypeError(f"a router of {self._name} returned {type(output).__name__}")
         return picked
@@ -121,6 +127,9 @@ class BoundFamily:
         self,
         modules: Sequence[torch.nn.Module],
         captured: Sequence[tuple[torch.Tensor, ...]],
+        *,
+        scores: bool = True,
+        weights: bool = True,
     ) -> Routing:
         """Read all layers at once; see `RouterFamily`.
 
@@ -129,28 +138,49 @@ class BoundFamily:
             ValueError: They do not tell what was chosen.
         """
         form = form_of(self._adapter.forms, captured[0], self._experts)
-        logits = self._logits(form, modules, captured)
-        scored = score_logits(
+        is_sorted = form.ids is None or not self._needs_sorting()
+        told = None if form.ids is None else self._stacked(captured, form.ids)
+        needs_weights = weights and form.weights is None and form.gates is None
+        scored = logits = None
+        if scores or needs_weights or told is None or not is_sorted:
+            logits = self._logits(form, modules, captured)
+            scored = self._scored(modules, logits)
+        has_margin = scores and self._top_k < self._eligible()
+        margin = None
+        if told is None:
+            assert scored is not None  # noqa: S101 - nothing else tells what was chosen
+            best = scored.selection.topk(self._top_k + has_margin, dim=-1)
+            ids = places = best.indices[..., : self._top_k]
+            if has_margin:
+                margin = best.values[..., self._top_k - 1] - best.values[..., self._top_k]
+        else:
+            # Ids that no router can have meant are left to who reads them; looked up out of range
+            # they would raise, or on a device stop the process.
+            ids, places = told, told.clamp(0, self._experts - 1)
+            if has_margin and scored is not None:
+                margin = margin_of(scored.selection, places)
+        dropped = self._dropped(form, captured, places)
+        found = None
+        if weights:
+            found = self._weights(form, captured, places, logits, scored)
+        if scored is not None and not is_sorted:
+            order = scored.selection.gather(-1, places).argsort(
+                dim=-1, descending=True, stable=True
+            )
+            ids = ids.gather(-1, order)
+            found = None if found is None else found.gather(-1, order)
+            dropped = None if dropped is None else dropped.gather(-1, order)
+        entropy = entropy_of(scored) if scores and scored is not None else None
+        return Routing(ids, found, entropy, margin, dropped)
+
+    def _scored(self, modules: Sequence[torch.nn.Module], logits: torch.Tensor) -> Scored:
+        return score_logits(
             logits,
             self._score,
             selects=self._adapter.scoring.selects,
             bias=self.bias_of(modules),
             limit=self.limit,
         )
-        largest = scored.selection.topk(min(self._top_k + 1, self._experts), dim=-1)
-        if form.ids is None:
-            ids = largest.indices[..., : self._top_k]
-        else:
-            ids = self._stacked(captured, form.ids)
-        weights, dropped = self._weights(form, captured, ids, logits, scored.scores)
-        if form.ids is not None and self._needs_sorting():
-            order = scored.selection.gather(-1, ids).argsort(dim=-1, descending=True, stable=True)
-            ids, weights = ids.gather(-1, order), weights.gather(-1, order)
-        margin = None
-        if self._top_k < self._eligible():
-            best = largest.values
-            margin = best[..., self._top_k - 1] - best[..., self._top_k]
-        return Routing(ids, weights, entropy_of(scored), margin, dropped)
 
     def _needs_sorting(self) -> bool:
         adapter = self._adapter
@@ -201,24 +231,29 @@ class BoundFamily:
             computed.append(torch.nn.functional.linear(seen.flatten(0, -2), weight, bias))
         return torch.stack(computed, dim=1).float()
 
+    def _dropped(
+        self, form: Form, captured: Sequence[tuple[torch.Tensor, ...]], places: torch.Tensor
+    ) -> torch.Tensor | None:
+        if form.gates is not None and self._adapter.gates_tell_drops:
+            return self._stacked(captured, form.gates).gather(-1, places) == 0
+        if form.kept is None:
+            return None
+        return self._stacked(captured, form.kept).gather(-1, places) == 0
+
     def _weights(
         self,
         form: Form,
         captured: Sequence[tuple[torch.Tensor, ...]],
-        ids: torch.Tensor,
-        logits: torch.Tensor,
-        scores: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if form.kept is not None:
-            dropped = self._stacked(captured, form.kept).gather(-1, ids) == 0
-        else:
-            dropped = None
+        places: torch.Tensor,
+        logits: torch.Tensor | None,
+        scored: Scored | None,
+    ) -> torch.Tensor:
         if form.weights is not None:
-            return self._stacked(captured, form.weights), dropped
+            return self._stacked(captured, form.weights)
         if form.gates is not None:
-            weights = self._stacked(captured, form.gates).gather(-1, ids)
-            return weights, weights == 0 if self._adapter.gates_tell_drops else dropped
-        return self._adapter.weighting(logits, scores, ids, self._first), dropped
+            return self._stacked(captured, form.gates).gather(-1, places)
+        assert logits is not None and scored is not None  # noqa: S101, PT018 - no form tells weights
+        return self._adapter.weighting(logits, scored.scores, places, self._first)
 
 
 def _limit_of(adapter: RouterAdapter, places: Places) -> GroupLimit | None:

@@ -18,15 +18,16 @@ class Routing(NamedTuple):
 
     Attributes:
         expert_ids: Integer [N, L, k], in the family's rank order.
-        weights: Floating [N, L, k], as the experts' outputs are multiplied with them.
-        entropy: float32 [N, L] in nats; None where the family has no scores.
+        weights: Floating [N, L, k], as the experts' outputs are multiplied with them; None where
+            nobody asked for them.
+        entropy: float32 [N, L] in nats; None where the family has no scores, or nobody asked.
         margin: float32 [N, L], the selection score's gap at the k-th place; None where there is
-            no score, or no expert behind the k-th place.
+            no score, no expert behind the k-th place, or nobody asked.
         dropped: bool [N, L, k], not computed for want of capacity; None in families without it.
     """
 
     expert_ids: torch.Tensor
-    weights: torch.Tensor
+    weights: torch.Tensor | None
     entropy: torch.Tensor | None
     margin: torch.Tensor | None
     dropped: torch.Tensor | None
@@ -66,12 +67,17 @@ class RouterFamily(Protocol):
         self,
         modules: Sequence[torch.nn.Module],
         captured: Sequence[tuple[torch.Tensor, ...]],
+        *,
+        scores: bool = True,
+        weights: bool = True,
     ) -> Routing:
         """Read all layers of one pass at once.
 
         Args:
             modules: The hooked modules, in the order of `captured`.
             captured: What `capture` picked, by layer.
+            scores: Whether entropy and margin are wanted: what only they need is not computed.
+            weights: Whether weights are wanted, likewise.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import InputError
@@ -11,6 +12,7 @@ from moescope.producers.torch_probe.families.contract import LayerRouter, Router
 from moescope.producers.torch_probe.families.recognising import recognise
 from moescope.producers.torch_probe.families.registry import adapter_at, refusal_at
 from moescope.producers.torch_probe.families.settings import EXPERTS, TOP_K, Places
+from moescope.producers.torch_probe.families.versions import require_logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,15 +24,22 @@ if TYPE_CHECKING:
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|layer|blocks|block|h)\.(\d+)\.")
 
 
-def find_routers(model: torch.nn.Module) -> list[LayerRouter]:
+def find_routers(
+    model: torch.nn.Module, *, transformers_version: str | None = None
+) -> list[LayerRouter]:
     """The routers of a model, by ascending decoder layer.
 
     Of a model with several towers (vision and text, thinker and talker, encoder and decoder) hand
     over the one that is meant: layer numbers are those within it.
 
+    Args:
+        model: A MoE model.
+        transformers_version: Of the package that the model's routers come from; by default the
+            installed one.
+
     Raises:
-        InputError: The model has no router that is known, several in one layer, or routers of
-            different shapes.
+        InputError: The model has no router that is known, several in one layer, routers of
+            different shapes, or routers whose logits cannot be had (transformers 5.0 to 5.5).
     """
     name = str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     if _is_encoder_decoder(model):
@@ -70,6 +79,12 @@ def find_routers(model: torch.nn.Module) -> list[LayerRouter]:
         )
     ((experts, top_k),) = shapes
     family = BoundFamily(name, adapter, places, experts, top_k)
+    if any(
+        type(part).__module__.startswith("transformers.")
+        for part in (places[0].router, places[0].owner)
+    ):
+        version = transformers_version or metadata.version("transformers")
+        require_logits(family, adapter, places[0], experts, version)
     return [LayerRouter(layer, place.router, experts, top_k, family) for layer, _, place in found]
 
 
