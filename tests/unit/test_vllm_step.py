@@ -13,6 +13,7 @@ from moescope.producers.vllm_plugin.step import (
     UnknownLayoutError,
     is_blank,
     put_heaviest_first,
+    rows_of_numbers,
 )
 
 
@@ -98,6 +99,27 @@ def test_the_heaviest_id_comes_first() -> None:
     before = ids.copy()
     put_heaviest_first(ids, np.full_like(weights, np.nan))
     assert np.sort(ids).tolist() == np.sort(before).tolist()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_rows_without_numbers_are_told_from_the_others(value: float) -> None:
+    """One weight of one layer is enough, and two infinities do not cancel out."""
+    weights = np.full((4, 2, 3), 0.3, np.float32)
+    assert rows_of_numbers(weights) is None
+    weights[1, 0, 2] = value
+    weights[3, 1, 0] = -value
+    kept = rows_of_numbers(weights)
+    assert kept is not None
+    assert kept.tolist() == [True, False, True, False]
+    assert rows_of_numbers(weights[:0]) is None
+
+
+def test_rows_that_are_left_out_leave_the_counts_of_their_requests() -> None:
+    """The others keep theirs, and a request without a row has none."""
+    kept = np.array([True, False, False, True, True, False])
+    assert step([3, 1, 2], [0, 0, 0]).counts_of(~kept).tolist() == [2, 0, 1]
+    assert step([2, 1, 3], [0, 0, 0]).counts_of(kept).tolist() == [1, 0, 2]
+    assert step([1, 2], [0, 0]).counts_of(np.zeros(3, bool)).tolist() == [0, 0]
 
 
 def sampled(**tokens: list[int]) -> SimpleNamespace:

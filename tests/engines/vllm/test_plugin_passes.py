@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.plugin_rows import Recorded, recorded
+from support.rings import logged, rows_of
 
 torch = pytest.importorskip("torch", reason="`make engines` has torch")
 pytest.importorskip("vllm", reason="`make engines` has vLLM")
@@ -29,6 +30,7 @@ with warnings.catch_warnings():
 from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
 from moescope.producers import Recorder
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
+from moescope.producers.vllm_plugin.experts import ExpertMap
 from moescope.producers.vllm_plugin.host import host_copies
 from moescope.producers.vllm_plugin.probe import ERRORS_ALLOWED, EngineProbe
 from moescope.producers.vllm_plugin.requests import EngineRequests
@@ -145,7 +147,7 @@ class RunnerV2:
 class Engine:
     """Routers, a probe on them, and the recorder behind it."""
 
-    def __init__(self, folder: Path, runner: Any, refusal: str = "") -> None:
+    def __init__(self, folder: Path, runner: Any, refusal: str = "", experts: Any = None) -> None:
         self.folder, self.runner = folder, runner
         self.model = torch.nn.ModuleList([Layer(layer) for layer in range(LAYERS)])
         self.recorder = Recorder(
@@ -159,6 +161,7 @@ class Engine:
         self.probe = EngineProbe(
             self.recorder, EngineRequests(self.recorder, "unknown"), layout_of(runner),
             self.capture, host_copies(self.capture, with_token_ids=False), refusal=refusal,
+            experts=experts,
         )  # fmt: skip
         self.random = torch.Generator().manual_seed(5)
 
@@ -497,16 +500,100 @@ def test_a_switched_off_recorder_costs_no_copies(v1: Engine) -> None:
     assert v1.recorder.counters().recorded_rows == 0
 
 
-def test_out_of_range_ids_and_nan_weights_do_no_harm(v1: Engine) -> None:
-    """Ids that no expert has are rejected by the recorder, weights that are no numbers ignored."""
+def test_out_of_range_ids_are_rejected(v1: Engine) -> None:
+    """Ids that no expert has: the recorder rejects their row, and keeps the other one."""
 
     def forward() -> None:
         good = torch.arange(TOP_K, dtype=torch.int32).repeat(2, 1)
         bad = good.clone()
         bad[0, 0] = EXPERTS + 5
         for layer, ids in enumerate((good, bad)):
-            v1.capture.observe(layer, ids, torch.full((2, TOP_K), float("nan")))
+            v1.capture.observe(layer, ids, torch.rand(2, TOP_K))
 
     v1.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0}, forward)
     assert v1.recorder.counters().rejected_rows == 1
     assert [*experts(v1.recorded(), "a")] == [1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_rows_whose_weights_are_not_numbers_are_unseen(
+    v1: Engine, value: float, verified: Any
+) -> None:
+    """Their ids are whatever a comparison with NaN left; rows of the same pass are recorded."""
+
+    def forward() -> None:
+        logits = torch.randn(6, LAYERS, EXPERTS)
+        logits[[1, 2], 0] = value
+        logits[5, 1, 3] = value
+        seen.append(logits)
+        for index, layer in enumerate(v1.model):
+            layer.router.select_experts(torch.zeros(6, 1), logits[:, index])
+
+    seen: list[Any] = []
+    new = {"a": (2, 0), "b": (1, 0), "c": (3, 0)}
+    v1.run(scheduled({"a": 2, "b": 1, "c": 3}, new=new), dict.fromkeys("abc", 0), forward)
+    counters = v1.recorder.counters()
+    assert (counters.recorded_rows, counters.rejected_rows, counters.unseen_rows) == (3, 0, 3)
+    assert (v1.probe.counters.passed_rows, v1.probe.counters.refused_rows) == (3, 3)
+    found = v1.recorded()
+    rows = chosen(seen[0].nan_to_num(0, 0, 0))
+    assert experts(found, "a") == {0: rows[0]}
+    assert "b" not in found.requests
+    assert experts(found, "c") == {0: rows[3], 1: rows[4]}
+    assert found.headers[-1].labels["unseen_reason"] == "a token's routing weights are not numbers"
+    verified(subject=SUBJECT, what="refused by row: a token's routing weights are not numbers")
+
+
+def test_a_pass_of_nothing_but_nan_is_unseen(v1: Engine) -> None:
+    """One decoding row each, none of them a number: nothing is recorded, nothing fails."""
+
+    def forward() -> None:
+        for layer in v1.model:
+            layer.router.select_experts(torch.zeros(2, 1), torch.full((2, EXPERTS), torch.nan))
+
+    step = scheduled({"a": 1, "b": 1}, new={"a": (1, 0), "b": (1, 0)})
+    v1.run(step, {"a": 0, "b": 0}, forward)
+    assert v1.recorder.counters().unseen_rows == 2
+    assert (v1.recorder.counters().recorded_rows, v1.probe.counters.errors) == (0, 0)
+
+
+class Placements:
+    """Says what it is told to say."""
+
+    def __init__(self, first: ExpertMap | None) -> None:
+        self.now = first
+
+    def placed(self) -> ExpertMap | None:
+        """See `Experts`."""
+        return self.now
+
+
+def test_rows_have_the_placement_under_which_they_were_computed(tmp_path: Path) -> None:
+    """A map that changes behind a pass holds for the next one; unknown ones hold for none."""
+    maps = [ExpertMap(version, np.arange(EXPERTS) // version % 2, 2) for version in (1, 4)]
+    placements = Placements(maps[0])
+    engine = Engine(tmp_path, RunnerV1(), experts=placements)
+
+    def rearranged() -> None:
+        engine.route(2)
+        placements.now = maps[1]  # as EPLB does it, when the forward pass is over
+
+    engine.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0}, rearranged)
+    engine.run(scheduled({"b": 3}, new={"b": (3, 0)}), {"b": 0})
+    placements.now = None
+    engine.run(scheduled({"c": 4}, new={"c": (4, 0)}), {"c": 0})
+    assert engine.recorder.counters().unseen_rows == 4
+    found = engine.recorded()
+    by_version = {
+        header.expert_map_version: header.placement.rank_of[0].tolist()
+        for header in found.headers
+        if header.placement is not None
+    }
+    assert by_version == {one.version: one.rank_of.tolist() for one in maps}
+    rows = [
+        (one.batch.header.expert_map_version, row.request, row.position)
+        for one in logged(tmp_path / "log", engine.recorder.node)
+        for row in rows_of([one])
+        if not row.is_context
+    ]
+    assert sorted(rows) == [(1, "a", 0), (1, "a", 1), (4, "b", 0), (4, "b", 1), (4, "b", 2)]

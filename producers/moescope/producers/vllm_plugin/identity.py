@@ -5,14 +5,10 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from moescope.core.batch import Ranks
 from moescope.core.vocabulary import RankOrder
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from moescope.producers.vllm_plugin.routers import ModelRouting
     from moescope.producers.vllm_plugin.settings import PluginSettings
 
@@ -80,24 +76,6 @@ def engine_ranks(config: Any, groups: Any) -> Ranks:  # noqa: ANN401 - vLLM has 
             int(groups.get_pp_group().rank_in_group) if config.pipeline_parallel_size > 1 else -1
         ),
         expert_parallel=int(groups.get_ep_group().rank_in_group) if has_experts_apart else -1,
-    )
-
-
-def rank_of_experts(config: Any, experts: int, ranks: int) -> NDArray[np.int64] | None:  # noqa: ANN401
-    """The expert-parallel rank that holds each expert, int64 [E]; None where that may change.
-
-    Args:
-        config: vLLM's `ParallelConfig`.
-        experts: E.
-        ranks: Number of expert-parallel ranks.
-    """
-    if getattr(config, "enable_eplb", False) or ranks < 1:
-        return None
-    if config.expert_placement_strategy == "round_robin":
-        return np.arange(experts) % ranks
-    # As even as possible, the first ranks one more (vLLM's `determine_expert_map`).
-    return np.repeat(
-        np.arange(ranks), [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
     )
 
 

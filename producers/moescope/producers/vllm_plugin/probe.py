@@ -14,7 +14,13 @@ import numpy as np
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.vllm_plugin.capture import NOT_ROUTED, route_compiled_to
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
-from moescope.producers.vllm_plugin.step import UnknownLayoutError, is_blank, put_heaviest_first
+from moescope.producers.vllm_plugin.experts import SettledExperts
+from moescope.producers.vllm_plugin.step import (
+    UnknownLayoutError,
+    is_blank,
+    put_heaviest_first,
+    rows_of_numbers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,12 +29,14 @@ if TYPE_CHECKING:
 
     from moescope.producers.recorder import Recorder
     from moescope.producers.vllm_plugin.capture import RoutingCapture
+    from moescope.producers.vllm_plugin.experts import ExpertMap, Experts
     from moescope.producers.vllm_plugin.host import HostCopies, HostCopy
     from moescope.producers.vllm_plugin.requests import EngineRequests, NamedRequests
     from moescope.producers.vllm_plugin.runners import RunnerLayout
     from moescope.producers.vllm_plugin.step import Step
 
 ERRORS_ALLOWED: Final = 8
+NOT_NUMBERS: Final = "a token's routing weights are not numbers"
 
 _log = logging.getLogger("moescope.producers")
 
@@ -58,6 +66,8 @@ class _Seen:
     number: int
     copy: HostCopy
     requests: NamedRequests
+    has_weights: bool
+    experts: ExpertMap | None
     outcome: Any = None
 
 
@@ -78,6 +88,7 @@ class EngineProbe:
         hash_tokens: What token ids go through; None where they are recorded as they are, or not
             at all.
         detach: Takes the wrappers off the routers.
+        experts: Knows on which expert-parallel ranks experts are.
     """
 
     def __init__(
@@ -92,6 +103,7 @@ class EngineProbe:
         with_weights: bool = False,
         hash_tokens: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
         detach: Callable[[], None] = lambda: None,
+        experts: Experts | None = None,
     ) -> None:
         self.recorder = recorder
         self.counters = EngineCounters()
@@ -104,6 +116,9 @@ class EngineProbe:
         self._with_weights = with_weights
         self._hash_tokens = hash_tokens
         self._detach = detach
+        self._experts = experts or SettledExperts(None)
+        self._coming: ExpertMap | None = None
+        self._told: ExpertMap | None = None
         self._is_closed = False
         self._waiting: deque[_Seen] = deque()
         self._is_off = False
@@ -130,6 +145,7 @@ class EngineProbe:
                 self._requests.end(scheduled.finished_req_ids)
                 self._requests.begin(scheduled.scheduled_new_reqs)
                 if rows and self._capture is not None and self.recorder.is_recording:
+                    self._coming = self._experts.placed()
                     self._capture.arm(takes_weights=self._needs_weights)
                     route_compiled_to(self._capture)
             return bool(rows)
@@ -225,6 +241,8 @@ class EngineProbe:
                 self.counters.passes,
                 copy,
                 self._requests.named(step.engine_ids),
+                self._capture.takes_weights,
+                self._coming,
             )
         )
 
@@ -266,26 +284,52 @@ class EngineProbe:
         if any(seen_rows != rows.rows_seen[0] for seen_rows in rows.rows_seen):
             raise UnknownLayoutError("layers were routed with different rows")
         step.first_row(rows.rows_seen[0])
-        ids, weights = rows.ids, rows.weights
+        if self._needs_weights and not seen.has_weights:
+            raise UnknownLayoutError("fidelity rose during the pass")
+        self._tell(seen.experts)
+        ids, weights, tokens = rows.ids, rows.weights, rows.token_ids
+        positions = step.row_positions() if rows.positions is None else rows.positions
+        phases = step.row_phases(positions, seen.requests.prompt_tokens, accepted)
+        counts = step.counts
+        kept = rows_of_numbers(weights) if seen.has_weights else None
+        if kept is not None:
+            ids, weights, positions, phases = (
+                ids[kept],
+                weights[kept],
+                positions[kept],
+                phases[kept],
+            )
+            tokens, counts = None if tokens is None else tokens[kept], step.counts_of(kept)
         if is_blank(ids):
             raise UnknownLayoutError("a layer's ids are all the same number")
         if self._needs_weights:
             put_heaviest_first(ids, weights)
-        positions = step.row_positions() if rows.positions is None else rows.positions
-        phases = step.row_phases(positions, seen.requests.prompt_tokens, accepted)
-        tokens = rows.token_ids
         if tokens is not None and self._hash_tokens is not None:
             tokens = self._hash_tokens(tokens)
-        is_one_row_each = step.rows == len(step.first) and bool((phases == phases[0]).all())
+        is_one_row_each = step.rows == len(counts) == len(ids) and bool((phases == phases[0]).all())
         self.recorder.spend(perf_counter() - started)
-        self.recorder.record(
-            seen.requests.names,
-            positions,
-            ids,
-            int(phases[0]) if is_one_row_each else phases,
-            weights=weights if self._with_weights else None,
-            pass_id=seen.number,
-            token_ids=tokens,
-            rows_per_request=None if is_one_row_each else step.counts,
-        )
-        self.counters.passed_rows += step.rows
+        if len(ids):
+            self.recorder.record(
+                seen.requests.names,
+                positions,
+                ids,
+                int(phases[0]) if is_one_row_each else phases,
+                weights=weights if self._with_weights else None,
+                pass_id=seen.number,
+                token_ids=tokens,
+                rows_per_request=None if is_one_row_each else counts,
+            )
+        self.counters.passed_rows += len(ids)
+        if kept is not None:
+            self._refuse(step.rows - len(ids), NOT_NUMBERS)
+
+    def _tell(self, experts: ExpertMap | None) -> None:
+        """Let the rows that follow be those of a placement of experts."""
+        if experts is self._told:
+            return
+        if experts is not None and self.recorder.set_placement(
+            experts.rank_of, experts.version, ranks=experts.ranks
+        ):
+            self._told = experts
+        elif self._told is not None:  # the rows would be taken for those of another placement
+            raise UnknownLayoutError("the placement of experts could not be told")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +91,15 @@ class Step:
             phases[np.arange(self.rows) >= refused_from] = _DRAFT
         return phases
 
+    def counts_of(self, kept: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """How many of each request's rows are kept, int64 [R].
+
+        Args:
+            kept: Booleans [rows].
+        """
+        owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        return np.bincount(owners[kept], minlength=len(self.counts))
+
     def first_row(self, rows_seen: int) -> int:
         """Where this engine's rows begin among those that a router saw.
 
@@ -124,6 +134,21 @@ def is_blank(expert_ids: NDArray[Any]) -> bool:
         return False
     some = expert_ids[:, doubtful]
     return bool((some == some[:1, :, :1]).all(axis=(0, 2)).any())
+
+
+def rows_of_numbers(weights: NDArray[Any]) -> NDArray[np.bool_] | None:
+    """Rows of which every weight is a finite number; None where all rows are.
+
+    Args:
+        weights: Floats [T, L, k], so small that no sum of them overflows.
+
+    Returns:
+        Booleans [T].
+    """
+    with np.errstate(invalid="ignore"):  # of two infinities
+        if math.isfinite(weights.sum()):
+            return None
+    return np.asarray(np.isfinite(weights).all(axis=(1, 2)))
 
 
 def put_heaviest_first(expert_ids: NDArray[Any], weights: NDArray[Any]) -> None:

@@ -11,10 +11,10 @@ from moescope.core.vocabulary import TokenIdKind
 from moescope.producers.recorder import Recorder
 from moescope.producers.token_ids import KeyedHash
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
+from moescope.producers.vllm_plugin.experts import Experts, SettledExperts, experts_of
 from moescope.producers.vllm_plugin.host import host_copies
 from moescope.producers.vllm_plugin.identity import (
     engine_ranks,
-    rank_of_experts,
     recorder_arguments,
     replays_graphs,
 )
@@ -118,9 +118,8 @@ def attach_probe(
         earlier.close()
     settings = settings or plugin_settings()
     config = runner.vllm_config
-    ranks = engine_ranks(
-        config.parallel_config, importlib.import_module("vllm.distributed.parallel_state")
-    )
+    groups = importlib.import_module("vllm.distributed.parallel_state")
+    ranks = engine_ranks(config.parallel_config, groups)
     if ranks.tensor_parallel > 0:
         return None
     routing = model_routing(runner.get_model())
@@ -144,14 +143,8 @@ def attach_probe(
         with_weights=settings.weights,
         hash_tokens=_hash_of(settings, config.model_config),
         detach=detach,
+        experts=_experts(runner, routing, groups),
     )
-    if ranks.expert_parallel >= 0:
-        parallel = config.parallel_config
-        experts_on = rank_of_experts(
-            parallel, routing.experts, parallel.tensor_parallel_size * parallel.data_parallel_size
-        )
-        if experts_on is not None:
-            recorder.set_placement(experts_on, version=1)
     hook_runner(runner, probe)
     _engine_log.info(
         "Routing of %d layers, %d experts, top %d is recorded as node %s in %s.",
@@ -190,6 +183,15 @@ def _wrap(routing: ModelRouting, capture: RoutingCapture) -> Callable[[], None]:
             unwrap()
 
     return unwrap_all
+
+
+def _experts(runner: Any, routing: ModelRouting, groups: Any) -> Experts:  # noqa: ANN401
+    """Where a model's experts are; nowhere, said in the log, where that cannot be found out."""
+    try:
+        return experts_of(runner, routing, groups)
+    except Exception:  # noqa: BLE001 - routing is worth recording without
+        _log.warning("The placement of experts is not recorded.", exc_info=True)
+        return SettledExperts(None)
 
 
 def _nothing() -> None:
