@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,24 +50,29 @@ class Batch:
 
 
 def write_log(root: Path, batches: Iterable[Batch]) -> Path:
-    """Write batches, each to its node's partition; the root."""
+    """Write batches, each to its node's partition; the root.
+
+    The producers' incarnations differ from folder to folder, as those of two runs do.
+    """
+    incarnation = int.from_bytes(blake2b(bytes(root), digest_size=8).digest(), "little")
     by_node: dict[str, list[Batch]] = {}
     for batch in batches:
         by_node.setdefault(batch.node, []).append(batch)
     for node, own in by_node.items():
         with BatchLogWriter(root, node, settings=WriterSettings(durability="none")) as writer:
             for sequence, batch in enumerate(own):
-                writer.append(encode_batch(_routing_batch(batch, sequence)))
+                writer.append(encode_batch(_routing_batch(batch, sequence, incarnation)))
             writer.seal()
     return root
 
 
-def _routing_batch(batch: Batch, sequence: int) -> RoutingBatch:
+def _routing_batch(batch: Batch, sequence: int, incarnation: int) -> RoutingBatch:
     rows = batch.rows
     names = sorted({row.request for row in rows})
     top_k = len(rows[0].ids[0])
     fields: dict[str, Any] = {
         "node": batch.node,
+        "incarnation": incarnation,
         "sequence": sequence,
         "experts": batch.experts,
         "top_k": top_k,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,22 @@ def test_one_log_holds_both_sides(tmp_path: Path) -> None:
         )
     with pytest.raises(InputError, match="the same rows"):
         compare(find_side(log), find_side(log))
+
+
+def test_a_log_is_not_compared_with_itself_under_another_name(tmp_path: Path) -> None:
+    """Links and copies hold the same rows: their full agreement would be said of nothing."""
+    log = write_log(tmp_path / "a" / "log", [Batch(rows()), Batch(rows(first_key=99), node="m")])
+    (tmp_path / "link").symlink_to(log)
+    shutil.copytree(log, tmp_path / "copy")
+    for other in (tmp_path / "link", tmp_path / "a/../a", tmp_path / "copy", log / "n"):
+        command = ["report", "compare", str(log), str(other), "--fewest-pairs", "1"]
+        outcome = CliRunner().invoke(app, command)
+        assert isinstance(outcome.exception, InputError), (other, outcome.output)
+        assert outcome.exception.what == "Both sides are the same rows."
+        assert "--repeats" in outcome.exception.next_step
+    apart = (find_side(log, ["phase=prefill"]), find_side(tmp_path / "copy", ["phase=decode"]))
+    with pytest.raises(InsufficientDataError):  # nothing in common: no decode rows
+        compare(*apart)
 
 
 @pytest.mark.parametrize(

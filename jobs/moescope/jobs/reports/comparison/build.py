@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
 from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.vocabulary import RankOrder
 from moescope.jobs.reports.comparison.agreement import AgreementSums
@@ -36,7 +38,7 @@ from moescope.jobs.reports.comparison.spilling import RowParts
 if TYPE_CHECKING:
     from moescope.jobs.reports.comparison.reading import JoinBy, RouteShape
     from moescope.jobs.reports.comparison.schema import Estimate, Overall
-    from moescope.jobs.reports.comparison.sides import Side
+    from moescope.jobs.reports.comparison.sides import Selection, Side
 
 FEWEST_PAIRS: Final = 100
 MEMORY_BYTES: Final = 512 * 1024 * 1024
@@ -82,16 +84,13 @@ def compare(
         scratch: Where temporary files go; the system's place for them.
 
     Raises:
-        InputError: The sides are of different shape, or one and the same.
+        InputError: The sides are of different shape, or have rows in common.
         InsufficientDataError: There are too few pairs.
         BatchLogError: A log cannot be read.
         OSError: The disk refused a temporary file.
     """
-    if b is not None and (a.root, a.partitions, a.selection) == (b.root, b.partitions, b.selection):
-        raise InputError(
-            "Both sides are the same rows.",
-            next_step="Tell them apart with --a and --b, or give --repeats.",
-        )
+    if b is not None and _place(a) == _place(b):
+        raise _same_rows("A and B are one log with one selection.")
     if b is None and by == "request":
         raise InputError(
             "Repeats have other request ids each time.",
@@ -103,6 +102,8 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="moescope-compare-", dir=scratch) as name:
         space = Workspace(Path(name), memory_bytes)
         parts = [_dealt(key, side, by, facts[key], space) for key, side in sides.items()]
+        if b is not None and a.selection.overlaps(b.selection):
+            _check_apart(facts["A"], facts["B"])
         shape = _common_shape(facts)
         sums = AgreementSums(shape)
         found = (
@@ -115,6 +116,36 @@ def compare(
     if counts.pairs < max(1, fewest_pairs):
         raise _too_few(counts, facts, by, fewest_pairs)
     return _report(_Compared(sides, by, shape, facts, counts, sums), limits)
+
+
+def _place(side: Side) -> tuple[Path, tuple[str, ...], Selection]:
+    return side.root.resolve(), side.partitions, side.selection
+
+
+def _check_apart(a: SideFacts, b: SideFacts) -> None:
+    """A batch on both sides agrees with itself, wherever its copy lies.
+
+    Raises:
+        InputError: There is one.
+    """
+    shared = np.intersect1d(
+        np.frombuffer(a.batches, np.uint64), np.frombuffer(b.batches, np.uint64)
+    )
+    if len(shared):
+        raise _same_rows(
+            f"{len(shared):,} of the {len(set(a.batches)):,} batches of A are in B, too: by node, "
+            "incarnation and sequence number they are the same. One log is a copy of the other, or "
+            "a part of it."
+        )
+
+
+def _same_rows(why: str) -> InputError:
+    return InputError(
+        "Both sides are the same rows.",
+        why=why,
+        next_step="Name logs of two runs, tell the sides apart with --a and --b, or give "
+        "--repeats.",
+    )
 
 
 class _Compared(NamedTuple):

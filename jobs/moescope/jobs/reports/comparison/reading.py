@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -73,6 +74,7 @@ class SideFacts:
         count_batches: Batches of counts fidelity, which have no rows.
         unreadable_records: Damaged records of the log, and those that the byte cap removed.
         has_margins: Whether any row has them.
+        batches: Hashes of (node, incarnation, sequence) of the batches that rows were taken from.
     """
 
     shape: RouteShape | None = None
@@ -89,6 +91,7 @@ class SideFacts:
     count_batches: int = 0
     unreadable_records: int = 0
     has_margins: bool = False
+    batches: array[int] = field(default_factory=lambda: array("Q"))
 
 
 def row_type(shape: RouteShape) -> np.dtype[np.void]:
@@ -130,6 +133,7 @@ def side_rows(side: Side, by: JoinBy, facts: SideFacts, name: str) -> Iterator[R
         _check_shape(batch.header, facts, name)
         rows = _rows_of(batch, side, by, facts)
         if len(rows):
+            facts.batches.append(_identity_hash(batch.header))
             yield rows
 
 
@@ -155,6 +159,11 @@ def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
                         continue
                     if side.selection.admits(batch.header):
                         yield batch
+
+
+def _identity_hash(header: BatchHeader) -> int:
+    identity = f"{header.incarnation}/{header.sequence}/{header.node}".encode()
+    return int.from_bytes(blake2b(identity, digest_size=8).digest(), "little")
 
 
 def _note_header(header: BatchHeader, facts: SideFacts) -> None:

@@ -48,6 +48,13 @@ class Selection:
             header.labels.get(name) == text for name, text in self.labels.items()
         )
 
+    def overlaps(self, other: Selection) -> bool:
+        """Whether one row of a batch that both admit can belong to both."""
+        return all(
+            mine is None or theirs is None or mine == theirs
+            for mine, theirs in ((self.phase, other.phase), (self.scene, other.scene))
+        )
+
     def words(self) -> str:
         """The conditions, as they are given."""
         conditions = {
