@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import duckdb
 import numpy as np
 import pytest
+from support.rings import logged
 from support.small_windows import roll_up_logs
 
 from moescope.core.batchlog import partition_names
+from moescope.producers import Recorder
+from moescope.producers.agent import Agent
 from moescope.producers.importers import ImportFormatError, import_files
+from moescope.producers.returned_routes import ReturnedRoutes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,4 +63,28 @@ def test_zero_routes_of_named_layers_are_flagged_and_count_nowhere(
         ).fetchall()
         counted = store.execute("SELECT sum(list_sum(counts)) FROM windows").fetchone()
     assert (suspicious, verdict, reasons) == (ROWS * LAYERS, "suspicious", ["suspicious_rows"])
+    assert counted in {(0,), (None,)}
+
+
+def test_zero_routes_that_a_client_records_are_unseen(recorded: Path, tmp_path: Path) -> None:
+    """The same responses, taken as they arrive: no row, and coverage falls by all of them."""
+    ring, log = tmp_path / "ring", tmp_path / "log"
+    with Recorder(
+        model="tiny-moe", revision="r1", layers=range(LAYERS), experts=32, top_k=TOP_K,
+        directory=ring, node="client", ring_bytes=1 << 20,
+    ) as recorder:  # fmt: skip
+        routes = ReturnedRoutes(recorder, hidden_layers=LAYERS)
+        for line in recorded.read_text().splitlines():
+            assert routes.record_vllm(line) == 0
+        counters = routes.counters()
+        assert (counters.handed_over_rows, counters.missed_rows) == (0, ROWS)
+        assert recorder.counters().unseen_rows == ROWS
+    with Agent(ring, log) as agent:
+        agent.drain()
+    batches = [one.batch for one in logged(log, "client")]
+    assert sum(batch.header.drops.unseen_rows for batch in batches) == ROWS
+    assert {batch.header.labels["unseen_reason"] for batch in batches} == {"all-zero routes"}
+    roll_up_logs(log, tmp_path / "store.duckdb")
+    with duckdb.connect(str(tmp_path / "store.duckdb"), read_only=True) as store:
+        counted = store.execute("SELECT sum(list_sum(counts)) FROM windows").fetchone()
     assert counted in {(0,), (None,)}

@@ -47,7 +47,7 @@ SUBJECT = "vLLM plugin"
 CPU = torch.device("cpu")
 
 
-class Layer(torch.nn.Module):
+class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
     """What the probe knows a MoE layer by, with a router of vLLM's."""
 
     def __init__(self, layer: int, **config: Any) -> None:
