@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from support.rings import START_US, ids_of, logged, small_recorder
+from support.rings import START_US, ids_of, logged, rows_of, small_recorder
 
 from moescope.core.batchlog import WriterSettings
 from moescope.core.clock import ManualClock, SystemClock
@@ -128,6 +128,33 @@ def test_a_recorder_over_its_budget_says_so(tmp_path: Path) -> None:
     assert sum(header.drops.unseen_rows for header in headers) == counters.unseen_rows > 0
     assert counters.disabled == "budget"
     assert counters.recorded_rows + counters.unsampled_rows + counters.unseen_rows == offered
+
+
+def test_what_is_known_of_requests_outlasts_a_spent_budget(tmp_path: Path) -> None:
+    """A request that begins while the budget leaves no time for rows has its facts afterwards."""
+    clock = ManualClock(START_US)
+    with (
+        small_recorder(tmp_path, clock=clock, cpu_budget=0.01) as recorder,
+        Agent(
+            tmp_path, tmp_path / "log", clock=clock,
+            settings=AgentSettings(log=WriterSettings(durability="none")),
+        ) as agent,
+    ):  # fmt: skip
+        while recorder.is_recording:
+            recorder.spend(0.5)
+            clock.sleep(1.0)
+        assert recorder.counters().disabled == "budget"
+        recorder.begin_request("gone")
+        recorder.end_request("gone")
+        recorder.begin_request("a", 7, task="the task", scene="the scene")
+        recorder.record("a", np.array([7]), ids_of([7]), "decode")
+        assert recorder.counters().unseen_rows == 1
+        assert recorder.set_fidelity("full")
+        assert recorder.counters().running_requests == 1
+        recorder.record("a", np.array([8]), ids_of([8]), "decode")
+        agent.drain()
+    (row,) = rows_of(logged(tmp_path / "log"))
+    assert (row.request, row.position, row.task, row.scene) == ("a", 8, "the task", "the scene")
 
 
 class FastClock(SystemClock):

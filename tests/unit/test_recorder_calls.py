@@ -73,6 +73,7 @@ NASTY: list[tuple[tuple[Any, ...], dict[str, Any], int]] = [
     (("r", [0, 1, 2], GOOD, [1, 1, 77]), {}, 3),
     (("r", [0.5, 1.0, 2.0], GOOD, "decode"), {}, 3),
     (("r", [0, 1, 2**70], GOOD, "decode"), {}, 3),
+    (("r", np.array([-1, -2, -3], np.int16), GOOD, "decode"), {}, 3),
     ((["a", "b"], [0, 1, 2], GOOD, "decode"), {}, 3),
     ((7, [0, 1, 2], GOOD, "decode"), {}, 3),
     (([1, 2, 3], [0, 1, 2], GOOD, "decode"), {}, 3),
@@ -173,6 +174,28 @@ def test_only_impossible_rows_are_left_out(recorder: Recorder) -> None:
     assert [facts.request for _, rows in frames(recorder) for facts in rows.facts] == ["a", "d"]
     assert recorder.counters().rejected_rows == 4
     assert recorder.counters().recorded_rows == 2
+
+
+@pytest.mark.parametrize("kind", [np.int64, ">i4", np.int16])
+def test_padding_excuses_ids_and_positions(recorder: Recorder, kind: DTypeLike) -> None:
+    """Engines fill padding with -1: such rows are flagged, not refused, for nothing is lost."""
+    ids, positions = ids_of(range(6)), np.arange(6)
+    ids[1:4] = -1
+    ids[4, 0, 1] = EXPERTS
+    positions[[1, 2]] = -1
+    padding = np.array([False, True, True, False, True, False])
+    recorder.record(
+        ["a", "a", "b", "b", "c", "c"], positions.astype(kind), ids.astype(kind), "decode",
+        padding=padding,
+    )  # fmt: skip
+    counters = recorder.counters()
+    assert (counters.recorded_rows, counters.rejected_rows) == (5, 1)
+    assert column(recorder, "flags") == [0, *[RowFlag.PADDING] * 3, 0]
+    assert column(recorder, "position") == [0, 0, 0, 4, 5]
+    expected = ids_of(range(6))[[0, 0, 0, 4, 5]]
+    expected[1:3] = 0
+    expected[3, 0, 1] = 0
+    assert column(recorder, "expert_ids") == expected.tolist()
 
 
 def test_rows_carry_what_the_call_said(recorder: Recorder) -> None:

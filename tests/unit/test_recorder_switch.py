@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.rings import START_US, ids_of, logged, small_recorder
+from support.rings import START_US, ids_of, logged, rows_of, small_recorder
 
 from moescope.core.batchlog import WriterSettings
 from moescope.core.clock import ManualClock
+from moescope.core.vocabulary import Phase
 from moescope.producers.agent import Agent, AgentSettings
 
 if TYPE_CHECKING:
@@ -123,15 +124,77 @@ def test_positions_are_new_after_a_time_without_recording(
     record(recorder, 50)
     (tmp_path / "disable").touch()
     clock.sleep(1.0)
-    recorder.begin_request("b")
-    recorder.end_request("a")
-    assert recorder.counters().running_requests == 1
+    record(recorder, 51)
     (tmp_path / "disable").unlink()
     clock.sleep(1.0)
     record(recorder, 0)
     counters = recorder.counters()
-    assert counters.recomputed_rows == 0
-    assert counters.running_requests == 1
+    assert (counters.recorded_rows, counters.recomputed_rows) == (2, 0)
+
+
+def begin(recorder: Recorder, name: str) -> None:
+    """A request with facts of its own."""
+    recorder.begin_request(name, 7, task=f"task of {name}", scene=f"scene of {name}")
+
+
+def row_of(recorder: Recorder, name: str, position: int) -> None:
+    """One row of a request."""
+    recorder.record(name, np.array([position]), ids_of([position]), "decode")
+
+
+def test_what_is_known_of_requests_outlasts_the_switch(
+    recorder: Recorder, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Requests that begin before, while or after recording is off keep scene, task and prompt."""
+    with Agent(tmp_path, tmp_path / "log", clock=clock, settings=QUICK) as agent:
+        begin(recorder, "a")
+        row_of(recorder, "a", 7)
+        agent.run_once()
+        (tmp_path / "disable").touch()
+        clock.sleep(1.0)
+        begin(recorder, "b")
+        begin(recorder, "gone")
+        recorder.end_request("gone")
+        row_of(recorder, "b", 7)
+        (tmp_path / "disable").unlink()
+        clock.sleep(5.0)
+        begin(recorder, "c")  # no row came since: this call finds that the file is gone
+        assert recorder.counters().running_requests == 3
+        for name in "abc":
+            row_of(recorder, name, 8)
+            recorder.end_request(name)
+        begin(recorder, "d")
+        row_of(recorder, "d", 7)
+        clock.sleep(1.0)
+        agent.drain()
+    batches = logged(tmp_path / "log")
+    rows = [row for row in rows_of(batches) if not row.is_context]
+    assert [(row.request, row.position) for row in rows] == [
+        ("a", 7), ("a", 8), ("b", 8), ("c", 8), ("d", 7),
+    ]  # fmt: skip
+    assert {(row.request, row.task, row.scene) for row in rows} == {
+        (name, f"task of {name}", f"scene of {name}") for name in "abcd"
+    }
+    for entry in batches:
+        requests = entry.batch.requests
+        assert set(requests.phase_starts[:, Phase.DECODE].tolist()) <= {7}
+        assert "gone" not in requests.ids
+
+
+@pytest.mark.parametrize("call", ["begin_request", "end_request"])
+def test_requests_look_for_the_file_too(
+    recorder: Recorder, clock: ManualClock, tmp_path: Path, call: str
+) -> None:
+    """An engine whose next call is about a request writes nothing into the ring any more."""
+    begin(recorder, "a")
+    row_of(recorder, "a", 0)
+    (tmp_path / "disable").touch()
+    clock.sleep(1.0)
+    head = next(tmp_path.glob("*.ring")).read_bytes()
+    getattr(recorder, call)("a")
+    assert next(tmp_path.glob("*.ring")).read_bytes() == head
+    (tmp_path / "disable").unlink()  # less than a second after the look
+    assert "disable" in recorder.counters().disabled
 
 
 def test_switching_is_safe_between_threads(tmp_path: Path) -> None:

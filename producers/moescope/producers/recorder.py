@@ -67,7 +67,8 @@ class Recorder:
     ever raises, blocks for long, or writes anywhere but into the ring; what cannot be recorded
     is counted. Methods may be called from several threads. In a forked child the recorder is
     disabled. With `MOESCOPE_DISABLE=1` in the environment it does nothing at all; while a file
-    `disable` lies in its folder it counts rows as unseen, and does nothing else.
+    `disable` lies in its folder it counts rows as unseen and follows which requests begin and end,
+    and does nothing else.
 
     Args:
         model: Name of the served model.
@@ -230,7 +231,7 @@ class Recorder:
             task: What the request belongs to; by default itself.
             scene: Traffic class.
         """
-        if self._is_off() or self._pausing.is_stopped:
+        if not self._follows_requests():
             return
         try:
             facts = RequestFacts(
@@ -290,7 +291,7 @@ class Recorder:
             content_keys: Unsigned integers [T].
             blocks: Integers [T], semantic block of the request.
             dropped: Booleans [T, L, k], assignments dropped by expert capacity.
-            padding: Booleans [T], rows that belong to no token.
+            padding: Booleans [T], rows that belong to no token, whatever their ids and positions.
             rows_per_request: Integers, one per entry of `request_ids`, adding up to T.
         """
         if self._is_off():
@@ -356,7 +357,7 @@ class Recorder:
 
     def end_request(self, request_id: str, *, last_of_task: bool = False) -> None:
         """Tell that a request is over; `last_of_task` when its task is over, too."""
-        if self._is_off() or self._pausing.is_stopped:
+        if not self._follows_requests():
             return
         try:
             if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
@@ -364,7 +365,12 @@ class Recorder:
             try:
                 running = self._running.end(request_id)
                 ring = self._ring
-                if running is None or ring is None or not self._sampling.takes(request_id):
+                if (
+                    running is None
+                    or ring is None
+                    or self._pausing.is_switched_off
+                    or not self._sampling.takes(request_id)
+                ):
                     return
                 ring.enter()
                 write_end(
@@ -505,9 +511,9 @@ class Recorder:
             return
         try:
             is_released, rung = self._pausing.look(now)
-            if is_released:  # what happened meanwhile was not told: no position is known
+            if is_released:  # the rows since then were not followed: no position is known
                 with self._lock:
-                    self._running.forget_all()
+                    self._running.forget_positions()
             if rung is not None:
                 self._follow(rung)
         except Exception as error:  # noqa: BLE001 - inference comes first
@@ -524,6 +530,13 @@ class Recorder:
         if self._internal_errors == INTERNAL_ERRORS_ALLOWED:
             self._pausing.give_up("repeated internal errors")
             _log.error("Recording is switched off after repeated errors.", exc_info=error)
+
+    def _follows_requests(self) -> bool:
+        """Also while no row is recorded: what begins meanwhile may run on when rows are again."""
+        if self._is_off():
+            return False
+        self._look_if_due(self._clock.monotonic())
+        return not self._pausing.has_failed
 
     def _is_off(self) -> bool:
         if self._off:

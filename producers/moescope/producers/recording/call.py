@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 LATEST_TIME_US: Final = 2**53
 LARGEST_POSITION: Final = 2**31 - 1
+_POSITION_BYTES: Final = 4
 LARGEST_STEP: Final = 2**53
 _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
     phase.value: phase for phase in Phase
@@ -115,7 +116,7 @@ def check_call(
             f"expert_ids is {ids.dtype}, too narrow to name {shape.experts} experts"
         )
     rows = len(ids)
-    position = _integers("positions", positions, rows)
+    position = _positions(positions, rows)
     names, counts = _runs(request_ids, rows_per_request, rows)
     call = RecordCall(
         rows,
@@ -125,6 +126,10 @@ def check_call(
     )
     if rows == 0:
         return call
+    if padding is not None:
+        call.padding = _shaped("padding", np.asarray(padding), (rows,), "b")
+        ids = call.values["expert_ids"] = _excused(ids, shape.experts - 1, call.padding)
+        position = call.values["position"] = _excused(position, LARGEST_POSITION, call.padding)
     if largest(ids) >= shape.experts:
         bad = (ids < 0) | (ids >= shape.experts)
         call.condemn(
@@ -133,8 +138,6 @@ def check_call(
     if largest(position) > LARGEST_POSITION:
         outside = np.asarray((position < 0) | (position > LARGEST_POSITION), np.bool_)
         call.condemn(outside, "positions out of range")
-    if padding is not None:
-        call.padding = _shaped("padding", np.asarray(padding), (rows,), "b")
     for name, value in optional.items():
         if value is not None:
             _add_optional(call, shape, name, value)
@@ -155,6 +158,15 @@ def largest(numbers: NDArray[Any]) -> int:
         numbers = numbers.view(_UNSIGNED[numbers.dtype.itemsize])
     # Not max(): what NumPy runs through for that takes longer than the comparing.
     return int(numbers.item(numbers.argmax()))
+
+
+def _excused(numbers: NDArray[Any], highest: int, padding: NDArray[np.bool_]) -> NDArray[Any]:
+    """The numbers, with 0 for those of padding rows that are not in 0 … `highest`."""
+    if largest(numbers) <= highest:
+        return numbers
+    excused = (numbers < 0) | (numbers > highest)
+    excused[~padding] = False
+    return np.where(excused, numbers.dtype.type(0), numbers)
 
 
 def _add_optional(call: RecordCall, shape: RowShape, name: str, value: object) -> None:
@@ -196,6 +208,13 @@ def _check_times(call: RecordCall, times: NDArray[Any]) -> None:
 
 def _integers(name: str, value: object, rows: int) -> NDArray[Any]:
     return _shaped(name, np.asarray(value), (rows,), INTEGERS)
+
+
+def _positions(value: object, rows: int) -> NDArray[Any]:
+    positions = _integers("positions", value, rows)
+    if positions.dtype.itemsize < _POSITION_BYTES:  # there -1 would not be beyond the largest
+        return positions.astype(np.int32)
+    return positions
 
 
 def _shaped(name: str, array: NDArray[Any], wanted: tuple[int, ...], kinds: str) -> NDArray[Any]:

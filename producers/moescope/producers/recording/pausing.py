@@ -35,9 +35,14 @@ class Pausing:
         self._fault = ""
 
     @property
-    def is_stopped(self) -> bool:
-        """Whether not even requests are followed: nothing but counting is safe, or wanted."""
-        return bool(self._fault or self.switch.reason)
+    def has_failed(self) -> bool:
+        """Whether not even requests are followed: nothing but counting is safe."""
+        return bool(self._fault)
+
+    @property
+    def is_switched_off(self) -> bool:
+        """Whether nothing at all is written at the moment."""
+        return bool(self.switch.reason)
 
     def give_up(self, fault: str) -> None:
         """Record nothing any more."""

@@ -173,9 +173,10 @@ class RunningRequests:
             return None
         return self._add(request, pack_facts(facts))
 
-    def forget_all(self) -> None:
-        """Start anew, as after a time in which nobody told what happened."""
-        self._running.clear()
+    def forget_positions(self) -> None:
+        """Take any position for a new one, as after a time in which no row was followed."""
+        for request in self._running.values():
+            request.high_water = -1
         self._latest = self._marks = None
 
     def end(self, request: str) -> RunningRequest | None:
