@@ -24,7 +24,7 @@ from moescope.core.vocabulary import (
 )
 from moescope.producers.profile import Profile
 from moescope.producers.recording.budget import BUDGET_REASON, Rung
-from moescope.producers.recording.call import rows_given
+from moescope.producers.recording.call import rows_given, whole_number_of_rows
 from moescope.producers.recording.calls import Calls
 from moescope.producers.recording.changing import (
     LOCK_TIMEOUT_SECONDS,
@@ -32,7 +32,7 @@ from moescope.producers.recording.changing import (
     plain_reason,
 )
 from moescope.producers.recording.counters import Complaints, RecorderCounters, RowBooks
-from moescope.producers.recording.description import checked_profile, member
+from moescope.producers.recording.description import checked_incarnation, checked_profile, member
 from moescope.producers.recording.event_times import EventTimes
 from moescope.producers.recording.forks import forget_forks, watch_forks
 from moescope.producers.recording.general import PartlyWrittenError
@@ -53,9 +53,7 @@ if TYPE_CHECKING:
     from moescope.producers.ring.writer import RingWriter
 
 INTERNAL_ERRORS_ALLOWED: Final = 8
-
-_MOST_ROWS: Final = 2**40
-"""A larger number told by `miss` is no number of rows."""
+RING_DELETED: Final = "the ring's file was deleted"
 
 _log = logging.getLogger("moescope.producers")
 
@@ -177,6 +175,7 @@ class Recorder:
             geometry=geometry,
             books=self._books,
             times=self._times,
+            terms=self._terms,
             complaints=self._complaints,
             lock=self._lock,
         )
@@ -184,6 +183,7 @@ class Recorder:
         budget = new_budget(cpu_budget, profile.fidelity, sampling_ratio, now)
         self._pausing = Pausing(KillSwitch(Path(directory)), budget, now)
         self._off = disabled_by_environment()
+        incarnation = checked_incarnation(incarnation)
         if not self._off:
             self._open(Path(directory), geometry, node, incarnation)
             watch_forks(self)
@@ -336,22 +336,26 @@ class Recorder:
         """Tell of rows that the engine computed and nobody could see: coverage falls by them.
 
         Args:
-            rows: Their number.
+            rows: Their number, at most 2⁴⁰; a call that gives none counts as one rejected row.
             reason: Short and the same each time: the batches' label `unseen_reason`.
         """
         if self._is_off():
             return
         try:
-            rows = int(rows)
-            if 0 < rows < _MOST_ROWS:
-                try:
-                    reason = plain_reason(reason)
-                    self._complaints.say_once(f"unseen rows: {reason}")
-                    self._terms.tell_unseen(reason, self._clock.monotonic())
-                finally:  # after the reason: an agent that sees the rows can tell it with them
-                    self._books.add(unseen=rows)
-        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            rows = whole_number_of_rows(rows)
+        except Exception as error:  # noqa: BLE001 - whatever an engine passes
+            self._books.add(rejected=1)
             self._complaints.say_once(f"miss: {error}")
+            return
+        if not rows:
+            return
+        try:
+            try:
+                reason = plain_reason(reason)
+                self._complaints.say_once(f"unseen rows: {reason}")
+                self._terms.tell_unseen(reason, self._clock.monotonic())
+            finally:  # after the reason: an agent that sees the rows can tell it with them
+                self._books.add(unseen=rows)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
 
@@ -398,11 +402,10 @@ class Recorder:
         if self._is_off():
             return False
         try:
-            wanted = self._terms.with_fidelity(fidelity, sampling_ratio, reason="")
-            if not self._terms.change(wanted):
+            if not self._terms.set_fidelity(fidelity, sampling_ratio, reason=""):
                 return False
             self._pausing.restart_budget(
-                wanted.fidelity, wanted.sampling_ratio, self._clock.monotonic()
+                member(Fidelity, fidelity), sampling_ratio, self._clock.monotonic()
             )
         except (SettingsError, TypeError, ValueError) as error:
             self._complaints.say_once(f"set_fidelity: {error}")
@@ -419,7 +422,8 @@ class Recorder:
 
         Args:
             rank_of_expert: Integers [E], for all layers, or [L, E]; in the recorder's id space.
-            version: Rises with each change; `expert_map_version` of the batches from now on.
+            version: Rises with each change; `expert_map_version` of the batches from now on. The
+                same one again only with the same table, which changes nothing.
             ranks: Number of ranks; by default the highest one that holds an expert, plus one.
 
         Returns:
@@ -428,7 +432,7 @@ class Recorder:
         if self._is_off():
             return False
         try:
-            return self._terms.change(self._terms.with_placement(rank_of_expert, version, ranks))
+            return self._terms.set_placement(rank_of_expert, version, ranks)
         except (SettingsError, TypeError, ValueError) as error:
             self._complaints.say_once(f"set_placement: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
@@ -506,7 +510,11 @@ class Recorder:
         weakref.finalize(self, ring.close)
 
     def _look_if_due(self, now: float) -> None:
-        """Once a second: does the kill switch, or the budget, want something else?"""
+        """Once a second: does the kill switch or the budget want something else; is the ring there?
+
+        Nobody reads a deleted ring, except an agent that has it open: it learns that rows are
+        missing. A new ring would cost the engine an allocation in the middle of a pass.
+        """
         if now < self._pausing.next_look:
             return
         try:
@@ -516,14 +524,18 @@ class Recorder:
                     self._running.forget_positions()
             if rung is not None:
                 self._follow(rung)
+            if self._ring is not None and not self._pausing.has_failed and self._ring.is_deleted:
+                self._pausing.give_up(RING_DELETED)
+                _log.error("%s: nothing is recorded until the engine starts anew.", RING_DELETED)
+            self._terms.tell_waiting(now)
+            self._books.try_to_book()
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
 
     def _follow(self, rung: Rung) -> None:
         budget = self._pausing.budget
         reason = BUDGET_REASON if budget is not None and budget.is_reduced else ""
-        wanted = self._terms.with_fidelity(rung.fidelity, rung.sampling_ratio, reason)
-        self._terms.change(wanted)
+        self._terms.set_fidelity(rung.fidelity, rung.sampling_ratio, reason)
 
     def _note_failure(self, error: Exception) -> None:
         self._internal_errors += 1

@@ -14,6 +14,7 @@ from moescope.producers.recording.running import rows_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
+    from typing import SupportsInt
 
     from numpy.typing import NDArray
 
@@ -23,6 +24,8 @@ LATEST_TIME_US: Final = 2**53
 LARGEST_POSITION: Final = 2**31 - 1
 _POSITION_BYTES: Final = 4
 LARGEST_STEP: Final = 2**53
+MOST_ROWS: Final = 2**40
+"""A larger number that somebody tells is no number of rows."""
 _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
     phase.value: phase for phase in Phase
 }
@@ -87,6 +90,18 @@ def rows_given(positions: object, expert_ids: object) -> int:
         except TypeError:
             continue
     return 0
+
+
+def whole_number_of_rows(rows: object) -> int:
+    """How many rows somebody tells of.
+
+    Raises:
+        Exception: Whatever the conversion of something else raises; ValueError out of range.
+    """
+    number = int(cast("SupportsInt", rows))
+    if not 0 <= number <= MOST_ROWS:
+        raise ValueError(f"no number of rows from 0 to {MOST_ROWS}")
+    return number
 
 
 def check_call(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from moescope.producers.recording.call import check_call, rows_given
 from moescope.producers.recording.changing import LOCK_TIMEOUT_SECONDS
@@ -12,6 +14,7 @@ from moescope.producers.recording.usual import UsualCalls
 if TYPE_CHECKING:
     import threading
 
+    from moescope.producers.recording.changing import ChangingTerms
     from moescope.producers.recording.counters import Complaints, RowBooks
     from moescope.producers.recording.event_times import EventTimes
     from moescope.producers.recording.running import RunningRequests
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from moescope.producers.ring.layout import Geometry
     from moescope.producers.ring.rows import RowShape
     from moescope.producers.ring.writer import RingWriter
+
+BUSY_REASON: Final = "the ring was busy"
 
 
 class Calls:
@@ -31,6 +36,7 @@ class Calls:
         geometry: Of the ring.
         books: Counts rows that are not recorded.
         times: Of rows that come without one.
+        terms: Say why rows are unseen.
         complaints: Says why rows are left out.
         lock: Guards ring and requests.
 
@@ -47,6 +53,7 @@ class Calls:
         geometry: Geometry,
         books: RowBooks,
         times: EventTimes,
+        terms: ChangingTerms,
         complaints: Complaints,
         lock: threading.Lock,
     ) -> None:
@@ -55,6 +62,7 @@ class Calls:
         self._shape = shape
         self._books = books
         self._times = times
+        self._terms = terms
         self._complaints = complaints
         self._lock = lock
         self._ring: RingWriter | None = None
@@ -114,7 +122,10 @@ class Calls:
         if not call.rows:
             return
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            self.reject(call.rows, "the ring was busy")
+            padding = 0 if call.padding is None else int(np.count_nonzero(call.padding))
+            self._books.add(unseen=call.rows - padding)
+            self._complaints.say_once(f"unseen rows: {BUSY_REASON}")
+            self._terms.tell_unseen_later(BUSY_REASON)
             return
         try:
             if self._ring is not None:

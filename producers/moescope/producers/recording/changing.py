@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.errors import SettingsError
+from moescope.core.printable import printable
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.recording.description import checked_placement, checked_profile, member
 from moescope.producers.terms import FIDELITY_REASON, UNSEEN_REASON, Terms, pack_placement
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from numpy.typing import ArrayLike
 
@@ -50,6 +52,7 @@ class ChangingTerms:
         self._geometry = geometry
         self._lock = lock
         self._reason_changes_at: float | None = None
+        self._waiting_reason = ""
         self.ring: RingWriter | None = None
         self._hold(Terms.of(profile))
 
@@ -58,41 +61,52 @@ class ChangingTerms:
         self._first_profile = self.profile = profile
         self.ring = ring
 
-    def with_fidelity(self, fidelity: Fidelity | str, sampling_ratio: float, reason: str) -> Terms:
-        """The terms that hold, with another fidelity.
+    def set_fidelity(self, fidelity: Fidelity | str, sampling_ratio: float, reason: str) -> bool:
+        """Change the fidelity from the next row on; False if the ring was busy or is gone.
 
         Raises:
             SettingsError: There is no such fidelity, or the ratio does not fit it.
         """
-        wanted = replace(
-            self.now, fidelity=member(Fidelity, fidelity), sampling_ratio=sampling_ratio
-        ).with_label(FIDELITY_REASON, reason)
-        checked_profile(wanted.applied_to(self._first_profile))
-        return wanted
+        wanted_fidelity = member(Fidelity, fidelity)
 
-    def with_placement(self, rank_of_expert: ArrayLike, version: int, ranks: int | None) -> Terms:
-        """The terms that hold, with another placement.
+        def changed(now: Terms) -> Terms:
+            wanted = replace(now, fidelity=wanted_fidelity, sampling_ratio=sampling_ratio)
+            wanted = wanted.with_label(FIDELITY_REASON, reason)
+            checked_profile(wanted.applied_to(self._first_profile))
+            return wanted
+
+        return self._change(changed)
+
+    def set_placement(self, rank_of_expert: ArrayLike, version: int, ranks: int | None) -> bool:
+        """Change the placement from the next row on; False if the ring was busy or is gone.
 
         Raises:
-            SettingsError: It is none of this model, or the ring is too small for it.
+            SettingsError: It is none of this model, its version was given to another one or is an
+                older one, or the ring is too small for it.
         """
         placement = checked_placement(self._first_profile, rank_of_expert, version, ranks)
-        wanted = replace(self.now, expert_map_version=version, placement=pack_placement(placement))
-        checked_profile(wanted.applied_to(self._first_profile))
-        length, most = len(wanted.to_bytes()), self._geometry.max_terms_bytes
-        if length > most:
-            raise SettingsError(
-                f"The placement takes {length} bytes in each segment of the ring.",
-                why=f"There is room for {most}.",
-                next_step="Set a larger ring_bytes.",
-            )
-        return wanted
+        packed = pack_placement(placement)
 
-    def change(self, terms: Terms, *, is_told_now: bool = False) -> bool:
+        def changed(now: Terms) -> Terms:
+            _check_version(now, version, packed)
+            wanted = replace(now, expert_map_version=version, placement=packed)
+            checked_profile(wanted.applied_to(self._first_profile))
+            length, most = len(wanted.to_bytes()), self._geometry.max_terms_bytes
+            if length > most:
+                raise SettingsError(
+                    f"The placement takes {length} bytes in each segment of the ring.",
+                    why=f"There is room for {most}.",
+                    next_step="Set a larger ring_bytes.",
+                )
+            return wanted
+
+        return self._change(changed)
+
+    def _change(self, changed: Callable[[Terms], Terms], *, is_told_now: bool = False) -> bool:
         """Let other terms hold from the next row on; False if the ring was busy or is gone.
 
         Args:
-            terms: The terms.
+            changed: Makes them of the terms that hold; may raise.
             is_told_now: Whether the agent has to see them even if no row follows.
         """
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
@@ -101,6 +115,7 @@ class ChangingTerms:
             ring = self.ring
             if ring is None:
                 return False
+            terms = changed(self.now)
             if terms != self.now:
                 ring.change_terms(terms.to_bytes())
                 self._hold(terms)
@@ -116,8 +131,18 @@ class ChangingTerms:
             return
         if self._reason_changes_at is not None and now < self._reason_changes_at:
             return
-        if self.change(self.now.with_label(UNSEEN_REASON, reason), is_told_now=True):
+        if self._change(lambda terms: terms.with_label(UNSEEN_REASON, reason), is_told_now=True):
             self._reason_changes_at = now + _REASON_EVERY_SECONDS
+
+    def tell_unseen_later(self, reason: str) -> None:
+        """Do so with the next `tell_waiting`: now the ring is busy."""
+        self._waiting_reason = reason
+
+    def tell_waiting(self, now: float) -> None:
+        """Tell the reason that had to wait, if there is one."""
+        reason, self._waiting_reason = self._waiting_reason, ""
+        if reason:
+            self.tell_unseen(reason, now)
 
     def _hold(self, terms: Terms) -> None:
         self.now = terms
@@ -126,6 +151,22 @@ class ChangingTerms:
         self._sampling.change(terms.sampling_ratio)
 
 
-def plain_reason(reason: str) -> str:
-    """A reason as a label can hold it."""
-    return reason.encode(errors="replace").decode()[:_LONGEST_REASON]
+def _check_version(now: Terms, version: int, packed: bytes) -> None:
+    """Windows are kept apart by version: one version is one table, and never comes back."""
+    told, latest = bool(now.placement), now.expert_map_version
+    if version < latest or (told and version == latest and packed != now.placement):
+        raise SettingsError(
+            f"Placement {version} cannot follow placement {latest}.",
+            why="It is another table under the same version."
+            if version == latest
+            else "Versions rise with each change.",
+            next_step="Give a higher version.",
+        )
+
+
+def plain_reason(reason: object) -> str:
+    """A reason as a label and a line of a log can hold it."""
+    if not isinstance(reason, str) or not reason:
+        return "no reason given"
+    text = reason[:_LONGEST_REASON].encode(errors="replace").decode()
+    return printable(text)[:_LONGEST_REASON]

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moescope.core.printable import printable
+
 if TYPE_CHECKING:
     import logging
     import threading
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from moescope.producers.ring.writer import RingWriter
 
 _REASONS_SAID: Final = 32
+_LONGEST_REASON: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,11 @@ class RecorderCounters:
 
     Attributes:
         recorded_rows: Written to the ring.
-        rejected_rows: Refused: wrong shape or type, ids or positions out of range, or no turn at
-            the ring within 50 ms.
-        unseen_rows: Computed by the engine and not recorded: told by `miss`, or while the kill
-            switch was on, or while the budget left no time for any row.
+        rejected_rows: Refused: wrong shape or type, ids or positions out of range; and one for
+            each call of `miss` that tells no number of rows.
+        unseen_rows: Computed by the engine and not recorded: told by `miss`, without a turn at
+            the ring within 50 ms, while the kill switch was on, while the budget left no time for
+            any row, or after the ring was deleted.
         unsampled_rows: Left out by sampling.
         recomputed_rows: Recorded with the flag `RECOMPUTED`.
         running_requests: Requests that are remembered.
@@ -81,7 +85,11 @@ class RowBooks:
     def add(self, *, rejected: int = 0, unseen: int = 0) -> None:
         """Count rows; without the lock."""
         self._unbooked.append(_Unbooked(rejected, unseen))
-        if self._lock.acquire(blocking=False):
+        self.try_to_book()
+
+    def try_to_book(self) -> None:
+        """Tell the ring, unless it is busy; without the lock."""
+        if self._unbooked and self._lock.acquire(blocking=False):
             try:
                 self.book()
             finally:
@@ -110,6 +118,7 @@ class Complaints:
 
     def say_once(self, reason: str) -> None:
         """Say it, unless it was said before or too many were."""
+        reason = printable(reason[:_LONGEST_REASON])
         if reason not in self._said and len(self._said) < _REASONS_SAID:
             self._said.add(reason)
             self._log.warning("Not recorded (said once, then only counted): %s", reason)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from moescope.producers.profile import Profile
 
+_INCARNATIONS: Final = 2**64
 _LARGEST_LAYER: Final = 65_535
 _LONGEST_NODE: Final = 190  # a folder of the batch log is named after it
 _WEIGHT_BITS: Final = (4, 8, 16)
@@ -59,6 +60,19 @@ def checked_profile(profile: Profile) -> Profile:
     if len(quote(profile.node)) > _LONGEST_NODE:
         raise _wrong(f"node is longer than {_LONGEST_NODE} bytes.")
     return profile
+
+
+def checked_incarnation(incarnation: int | None) -> int | None:
+    """A boot id, or None for a random one.
+
+    Raises:
+        SettingsError: It is no unsigned number of 64 bits.
+    """
+    if incarnation is not None and not (
+        isinstance(incarnation, int) and 0 <= incarnation < _INCARNATIONS
+    ):
+        raise _wrong(f"incarnation is {incarnation!r}, not an integer from 0 to 2⁶⁴ - 1.")
+    return incarnation
 
 
 def checked_placement(

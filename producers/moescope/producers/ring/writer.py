@@ -132,6 +132,16 @@ class RingWriter:
         """Position after the last frame."""
         return self._head
 
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the file has no name any more, so that no agent can find it."""
+        if self._lock_fd < 0:
+            return False
+        try:
+            return os.fstat(self._lock_fd).st_nlink == 0
+        except OSError:  # closed a moment ago
+            return False
+
     def enter(self) -> None:
         """Tell the reader that rows stamped with a time from now on may follow."""
         self._busy |= 1
