@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 PAGE: Final = ROOT / "docs" / "explanation" / "torch-probe.md"
 BEGIN, END = "<!-- results: probe overhead -->", "<!-- end of results -->"
 LIMIT_US: Final = 300.0
-TRAINED: Final = ROOT / ".engines" / "tiny-moe" / "model"
+TRAINED: Final = ROOT / "examples" / "tiny_moe" / "weights"
 PROMPT, STEPS, WARM_STEPS = 64, 24, 4
 MEMORY = Path("/dev/shm")  # noqa: S108 (where the documentation puts rings)
 _request_numbers = count()

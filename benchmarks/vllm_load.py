@@ -63,7 +63,7 @@ def what_is_missing() -> str:
     if not engine_python().exists():
         return f"no environment with vLLM ({PYTHON_VARIABLE} names its python)"
     if not TINY_MOE.exists():
-        return "no trained small MoE (`make recordings`)"
+        return "no trained small MoE in examples/tiny_moe/weights"
     return ""
 
 
