@@ -160,6 +160,16 @@ def test_windows_take_the_placement_in_force_at_their_end(fleet: Fleet) -> None:
     ]
 
 
+def test_a_placement_from_the_end_on_belongs_to_the_next_window(fleet: Fleet) -> None:
+    """Experts that move as a second ends moved after it, not within it."""
+    batches = [
+        batch(2.0, 0, said=placement(1, CONTIGUOUS)), batch(3.0, 1, said=placement(2, STRIPED))
+    ]  # fmt: skip
+    fleet.commit(*batches, heartbeat(9, 2))
+    table = {2: CONTIGUOUS, 3: STRIPED}
+    assert fleet.imbalances() == pytest.approx(expected(batches, table))
+
+
 def test_the_load_of_ranks_adds_up_to_the_windows(fleet: Fleet) -> None:
     """The view shows what the metric is made of."""
     fleet.commit(batch(0, 0, said=placement(1, STRIPED)), batch(1, 1), heartbeat(9, 2))
