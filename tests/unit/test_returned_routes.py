@@ -260,6 +260,94 @@ def test_errors_of_the_adapter_are_counted(bench: Bench) -> None:
     )
 
 
+class Hostile(list[Any]):
+    """A list that cannot be walked."""
+
+    def __iter__(self) -> Any:  # noqa: ANN401 - it raises
+        """Fail."""
+        raise RuntimeError(self)
+
+    def __repr__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+class UnspeakableError(Exception):
+    """An error that cannot be printed."""
+
+    def __str__(self) -> str:
+        """Fail."""
+        raise RuntimeError
+
+
+class Exploding:
+    """A client library's object that fails."""
+
+    def model_dump(self) -> object:
+        """Fail."""
+        raise UnspeakableError
+
+
+def endless() -> list[Any]:
+    """A list that holds itself."""
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        json.loads("[" * 600 + "]" * 600), endless(), Hostile([1]), [Hostile([1])], Exploding(),
+        [Exploding(), None], {"choices": [{"meta_info": {"routed_experts": endless()}}]},
+        {"id": endless(), "choices": [{"routed_experts": "", "meta_info": {"routed_experts": ""}}]},
+    ],
+)  # fmt: skip
+def test_no_shape_of_a_response_ever_raises(bench: Bench, response: object) -> None:
+    """Depth, loops and objects that fail are refused or counted, for both engines."""
+    for record in (bench.routes.record_sglang, bench.routes.record_vllm):
+        before = bench.routes.counters()
+        assert record(response) == 0
+        after = bench.routes.counters()
+        assert (after.refused_responses + after.internal_errors) > (
+            before.refused_responses + before.internal_errors
+        )
+
+
+def test_a_list_of_sglang_responses_is_one_batch_of_them(bench: Bench) -> None:
+    """A list within the list is no response, and takes no other one along."""
+    one, other = (
+        {"meta_info": {
+            "id": name, "prompt_tokens": 3, "completion_tokens": 2,
+            "routed_experts": raw(routes_of(4, seed)),
+        }}
+        for seed, name in enumerate("ab")
+    )  # fmt: skip
+    assert bench.routes.record_sglang([one, [other], other]) == 8
+    assert bench.routes.counters().refused_responses == 1
+
+
+def test_a_response_handed_over_twice_is_recorded_once(bench: Bench) -> None:
+    """A client that retries, or two listeners of one client, double no token; new answers count."""
+    response = vllm(routes_of(5))
+    assert [bench.routes.record_vllm(response) for _ in range(3)] == [5, 0, 0]
+    assert bench.routes.record_vllm(vllm(routes_of(5), name="b")) == 5
+    assert bench.routes.record_vllm(vllm(routes_of(5, 1))) == 5
+    zeros = vllm(np.zeros((5, HIDDEN, 2), np.uint8), name="z")
+    bench.routes.record_vllm(zeros)
+    bench.routes.record_vllm(zeros)
+    counters = bench.routes.counters()
+    assert (counters.handed_over_rows, counters.repeated_rows, counters.missed_rows) == (15, 15, 5)
+    assert bench.recorder.counters().recorded_rows == 15
+
+
+def test_memory_of_responses_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest are forgotten first."""
+    monkeypatch.setattr("moescope.producers.returned_routes.routes.RESPONSES_REMEMBERED", 2)
+    found = [bench.routes.record_vllm(vllm(routes_of(4), name=name)) for name in "abcca"]
+    assert found == [4, 4, 4, 0, 4]
+
+
 def test_ids_of_one_byte_cannot_name_five_hundred_experts(tmp_path: Path) -> None:
     """They have overflowed, and look like other experts' ids."""
     bench = Bench(tmp_path, experts=512)

@@ -16,7 +16,8 @@ class ReturnedRoutesCounters:
         missed_rows: Computed by the engine, and not to be seen: zeros, unknown ids, routes that
             cannot be placed. The recorder counts them as unseen.
         cached_rows: Returned although they came from a prefix cache.
-        repeated_rows: Returned before, by an earlier turn of the conversation.
+        repeated_rows: Returned before: by an earlier turn of the conversation, or by the same
+            response, handed over twice.
         surplus_rows: Returned for last tokens, which are never computed.
         internal_errors: Errors of this adapter itself.
     """

@@ -8,9 +8,11 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import SettingsError
+from moescope.core.printable import printable
 from moescope.core.vocabulary import UNKNOWN_SCENE
 from moescope.producers.importers import sglang_responses, vllm_responses
 from moescope.producers.importers.errors import RejectedLineError
@@ -27,7 +29,10 @@ if TYPE_CHECKING:
     from moescope.producers.recorder import Recorder
 
 CONVERSATIONS_REMEMBERED: Final = 65_536
+RESPONSES_REMEMBERED: Final = 65_536
+"""About 10 MB."""
 _REASONS_SAID: Final = 32
+_LONGEST_REASON: Final = 500
 _log = logging.getLogger("moescope.producers")
 
 
@@ -77,6 +82,7 @@ class ReturnedRoutes:
         self._counts: Counter[str] = Counter()
         self._said: set[str] = set()
         self._recorded_below: OrderedDict[str, int] = OrderedDict()
+        self._handed_over: OrderedDict[bytes, None] = OrderedDict()
         self._names = map(f"returned-{os.urandom(4).hex()}-{{}}".format, itertools.count(1))
 
     def record_vllm(
@@ -124,7 +130,7 @@ class ReturnedRoutes:
         """Record the routes of a response of SGLang's native or OpenAI-compatible server.
 
         Args:
-            response: The whole response, as for `record_vllm`; a list is a batch of responses.
+            response: The whole response, as for `record_vllm`; a list is a batch of such responses.
             prompt_tokens: Length of the prompt, where the response does not say.
             task: What the request belongs to; by default itself.
             scene: Traffic class.
@@ -135,18 +141,16 @@ class ReturnedRoutes:
         Returns:
             Rows handed to the recorder.
         """
+        responses: tuple[object, ...] = (response,)
         if isinstance(response, list):
-            return sum(
-                self.record_sglang(
-                    one, prompt_tokens=prompt_tokens, task=task, scene=scene,
-                    conversation=conversation, last_of_task=last_of_task,
-                    event_time_us=event_time_us,
-                )
-                for one in response
-            )  # fmt: skip
-        return self._record(
-            response, partial(self._of_sglang, prompt_tokens), task, scene, conversation,
-            last_of_task=last_of_task, event_time_us=event_time_us,
+            responses = tuple(list.__iter__(response))  # a list in it is no response
+        take_apart = partial(self._of_sglang, prompt_tokens)
+        return sum(
+            self._record(
+                one, take_apart, task, scene, conversation,
+                last_of_task=last_of_task, event_time_us=event_time_us,
+            )
+            for one in responses
         )  # fmt: skip
 
     def counters(self) -> ReturnedRoutesCounters:
@@ -177,11 +181,8 @@ class ReturnedRoutes:
     ) -> int:
         rows = 0
         try:
-            content = _as_object(response)
-            try:
-                sequences = list(take_apart(content, next(self._names)))
-            except RejectedLineError as error:
-                self._refuse(error, _computed_tokens(content))
+            sequences = self._sequences(response, take_apart)
+            if sequences is None:
                 return 0
             below = self._recorded(conversation)
             for sequence in sequences:
@@ -190,12 +191,22 @@ class ReturnedRoutes:
                 )
             self._remember(conversation, sequences)
             self._count(responses=1)
-        except RejectedLineError as error:
-            self._refuse(error, 0)
         except Exception as error:  # noqa: BLE001 - the client comes first
             self._count(internal_errors=1)
-            self._say_once(f"internal error, {type(error).__name__}: {error}")
+            self._say_once(f"internal error, {_described(error)}")
         return rows
+
+    def _sequences(
+        self, response: object, take_apart: Callable[[dict[str, Any], str], Iterator[Sequence]]
+    ) -> list[Sequence] | None:
+        """A response taken apart; None, and counted, if it cannot be used."""
+        content: dict[str, Any] | None = None
+        try:
+            content = _as_object(response)
+            return list(take_apart(content, next(self._names)))
+        except RejectedLineError as error:
+            self._refuse(error, 0 if content is None else _computed_tokens(content))
+            return None
 
     def _hand_over(
         self,
@@ -207,6 +218,9 @@ class ReturnedRoutes:
         last_of_task: bool,
         time_us: int | None,
     ) -> int:
+        if self._was_handed_over(sequence):
+            self._count(repeated_rows=len(sequence.routes))
+            return 0
         try:
             ids = moe_layers_of(sequence, self._layers, self._top_k, self._hidden_layers)
         except RejectedLineError as error:
@@ -233,6 +247,20 @@ class ReturnedRoutes:
         self._recorder.end_request(request, last_of_task=last_of_task or task is None)
         self._count(handed_over_rows=len(rows.positions))
         return len(rows.positions)
+
+    def _was_handed_over(self, sequence: Sequence) -> bool:
+        """Whether the same rows of the same request came before: a response given twice."""
+        digest = blake2b(sequence.request.encode(), digest_size=16)
+        digest.update(f"\0{sequence.first_position} {sequence.routes.shape}".encode())
+        digest.update(sequence.routes.tobytes())
+        key = digest.digest()
+        with self._lock:
+            is_known = key in self._handed_over
+            self._handed_over[key] = None
+            self._handed_over.move_to_end(key)
+            if len(self._handed_over) > RESPONSES_REMEMBERED:
+                self._handed_over.popitem(last=False)
+        return is_known
 
     def _recorded(self, conversation: str | None) -> int:
         if conversation is None:
@@ -269,11 +297,19 @@ class ReturnedRoutes:
             self._counts.update(counts)
 
     def _say_once(self, reason: str) -> None:
+        reason = printable(reason[:_LONGEST_REASON])
         with self._lock:
             is_new = reason not in self._said and len(self._said) < _REASONS_SAID
             self._said.add(reason) if is_new else None
         if is_new:
             _log.warning("Returned routes not recorded (said once, then only counted): %s", reason)
+
+
+def _described(error: Exception) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - an error of a client's object may be anything
+        return type(error).__name__
 
 
 def _as_object(response: object) -> dict[str, Any]:
