@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moescope.console.output import note, print_json, print_table
+from moescope.console.output import counted, note, print_json, print_table
 from moescope.console.places import log_root
 from moescope.console.progress import progress
+from moescope.core.batchlog import BatchLogReader
 from moescope.core.errors import InputError
 from moescope.producers.importers import FORMATS, import_files
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from moescope.core.emission import PartitionProgress
     from moescope.core.settings import Settings
+    from moescope.producers.importers.report import FileReport
 
 
 def list_formats(*, as_json: bool) -> None:
@@ -30,6 +34,9 @@ def import_and_process(
 ) -> dict[str, Any]:
     """Import files; then roll them up, unless an owner is running and does it anyway.
 
+    An import that was interrupted may have left files written and not, or not wholly, processed.
+    They are processed now, and the result says so.
+
     Raises:
         InputError: A file, format or option cannot be used.
     """
@@ -45,13 +52,24 @@ def import_and_process(
         imported = import_files(form, paths, root, parsed, progress=report)
     result: dict[str, Any] = imported.summary()
     if process:
+        from moescope.console.compiling import compile_first
         from moescope.console.owner import Owner
+        from moescope.processors.config import WindowConfig
         from moescope.storage.errors import StoreInUseError
 
         try:
-            with progress("processing"), Owner(settings) as owner:
-                owner.run(until_idle=True)
+            with Owner(settings) as owner:
+                left = left_over(root, imported.files, owner.parts.store.load_progress())
+                compile_first(WindowConfig.from_settings(settings), note)
+                with progress("processing"):
+                    owner.run(until_idle=True)
             result["processed"] = True
+            result["processed_from_earlier"] = sum(left.values())
+            result["notes"] += [
+                f"{path}: an earlier import wrote it and did not process it to its end: "
+                f"{counted(batches, 'batch', 'batches')} of it processed now."
+                for path, batches in left.items()
+            ]
         except StoreInUseError as error:
             note(
                 f"{error.what} If that is `moescope run all`, it processes the import by itself; "
@@ -59,3 +77,23 @@ def import_and_process(
             )
             result["processed"] = False
     return result
+
+
+def left_over(
+    root: Path, files: Iterable[FileReport], stored: Mapping[str, PartitionProgress]
+) -> dict[str, int]:
+    """Batches, by file, that an earlier import wrote and nobody has processed yet.
+
+    Args:
+        root: Of the batch logs.
+        files: What became of them now.
+        stored: How far each partition is processed.
+    """
+    left: dict[str, int] = {}
+    for file in files:
+        known = stored.get(file.node)
+        if not file.already_imported or (known is not None and known.sealed):
+            continue
+        with BatchLogReader(root, file.node) as reader:
+            left[file.path] = reader.end_offset() - (known.emitted_to if known else 0)
+    return left

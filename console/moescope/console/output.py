@@ -44,9 +44,9 @@ def print_pairs(pairs: Mapping[str, object]) -> None:
         print(f"{name.ljust(width)}  {_text(value)}")
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, such as `1 letter` and `2,000 letters`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def note(text: str) -> None:
