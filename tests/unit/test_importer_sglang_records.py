@@ -254,6 +254,47 @@ def test_what_is_no_dump_is_an_error(value: Any, message: str, tmp_path: Path) -
         imported(path, tmp_path / "log", top_k="1")
 
 
+@pytest.mark.parametrize("logical", [PHYSICAL, 2**30, 2**40, 2**62])
+@pytest.mark.parametrize("kind", ["counts", "tokens"])
+def test_a_map_to_more_experts_than_there_are_is_refused(
+    logical: int, kind: str, tmp_path: Path
+) -> None:
+    """A damaged number must not ask for gigabytes, nor wrap around: the file is named."""
+    record = {
+        "counts": count_pass([[0] * 6, [2, 2, 0, 0, 0, 0], [2, 2, 0, 0, 0, 0]]),
+        "tokens": token_pass([[[0, 1]], [[2, 3]]]),
+    }[kind]
+    path = dump(tmp_path / "d", [record], placed=np.where(IDENTITY == 3, logical, IDENTITY))
+    with pytest.raises(ImportFormatError, match="last_physical_to_logical_map has") as caught:
+        imported(path, tmp_path / "log", top_k="2")
+    assert str(path) in caught.value.what
+    assert str(logical) in caught.value.what
+    assert caught.value.next_step
+
+
+@pytest.mark.parametrize("count", [2**31, 2**62])
+def test_counts_that_would_overflow_are_rejected(count: int, tmp_path: Path) -> None:
+    """Four experts of 2**62 tokens add up to zero in 64 bits; such a pass takes no other along."""
+    huge = {"global_physical_count": np.full((LAYERS, PHYSICAL), count, np.int64)}
+    good = count_pass([[0] * 6, [2, 2, 0, 0, 0, 0], [2, 2, 0, 0, 0, 0]], 2)
+    path = dump(tmp_path / "d", [count_pass([[1] * 6] * 3) | huge, good])
+    report = imported(path, tmp_path / "log", top_k="2")
+    assert report.files[0].rejected == {f"a count over {2**31 - 1}": 1}
+    assert imported_pieces(tmp_path / "log")[0].tokens == 2
+    stat = write_tensors(
+        tmp_path / "a.pt", {"logical_count": np.full((1, LAYERS, 4), count, np.int64)}
+    )
+    with pytest.raises(ImportFormatError, match="logical_count has the number"):
+        imported(stat, tmp_path / "log", top_k="2")
+
+
+def test_an_expert_has_at_most_every_token(tmp_path: Path) -> None:
+    """Counts with the wrong k add up all the same, and would say that tokens chose twice."""
+    path = dump(tmp_path / "d", [count_pass([[0] * 6, [4] + [0] * 5, [4] + [0] * 5])])
+    with pytest.raises(ImportFormatError, match=r"An expert of .* has 4 of 2 tokens"):
+        imported(path, tmp_path / "log", top_k="2")
+
+
 def test_what_cannot_be_known_is_asked_for(tmp_path: Path) -> None:
     """Of counts k; one mode per import, one placement per import."""
     counts = dump(tmp_path / "c", [count_pass([[1] * 6] * 3)])

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from moescope.producers.importers.report import Rejects
     from moescope.producers.importers.tensor_archive import TensorArchive
 
+LARGEST_COUNT = 2**31 - 1
+"""Of one expert: as many tokens as may be imported at once. 2³² of them add up in 64 bits."""
+
 _LARGEST_PASS = 2**53
 _LARGEST_RANK = 2**20
 _LARGEST_POSITION = 2**31 - 2
@@ -88,6 +91,7 @@ def read_dump(path: Path, rejects: Rejects, most_bytes: int) -> Dump:
         data = archive.data
         if isinstance(data, dict) and "logical_count" in data:
             counts = _tensor(archive, data["logical_count"], 3, path, "logical_count")
+            _check_bound(counts, LARGEST_COUNT, path, "logical_count")
             counted = tuple(
                 CountedPass(number=number, rank=0, record=number, counts=part)
                 for number, part in enumerate(counts, start=1)
@@ -101,6 +105,8 @@ def read_dump(path: Path, rejects: Rejects, most_bytes: int) -> Dump:
             )
         name = "last_physical_to_logical_map"
         placed = _tensor(archive, data.get(name), 2, path, name)
+        # A logical expert has at least one physical one.
+        _check_bound(placed, placed.shape[1] - 1, path, name)
         records = data["records"]
         counted_passes, detailed = [], []
         for number, record in enumerate(records, start=1):
@@ -147,6 +153,15 @@ def _tensor(
     return array
 
 
+def _check_bound(array: NDArray[np.int64], largest: int, path: Path, name: str) -> None:
+    if array.size and int(array.max()) > largest:
+        raise ImportFormatError(
+            f"{path}: {name} has the number {int(array.max())}.",
+            why=f"The largest that makes sense here is {largest}.",
+            next_step="Dump it again; a damaged file cannot be imported.",
+        )
+
+
 def _integers(archive: TensorArchive, view: TensorView) -> NDArray[np.int64] | None:
     array = archive.array(view)
     return array.astype(np.int64) if np.issubdtype(array.dtype, np.integer) else None
@@ -165,6 +180,8 @@ def _counted(
         raise RejectedLineError("no counts of all layers and experts", f"{shape} are needed")
     if int(counts.min()) < 0:
         raise RejectedLineError("counts below 0")
+    if int(counts.max()) > LARGEST_COUNT:
+        raise RejectedLineError(f"a count over {LARGEST_COUNT}", "is the file damaged?")
     return CountedPass(
         number=_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
         rank=_integer(fields.get("rank"), "rank", _LARGEST_RANK),

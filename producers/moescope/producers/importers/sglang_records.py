@@ -218,6 +218,12 @@ def _added_up(
             continue
         tokens += int(sums[0]) // top_k
         total = counts if total is None else total + counts
+    if total is not None and tokens <= LARGEST_TOKENS and int(total.max()) > tokens:
+        raise ImportFormatError(
+            f"An expert of {path} has {int(total.max())} of {tokens} tokens.",
+            why="No token chooses an expert twice.",
+            next_step="Check -o top_k=…, and whether the counts are those of one model.",
+        )
     if total is None or tokens > LARGEST_TOKENS:
         raise ImportFormatError(
             f"No counts of {path} can be imported."
