@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from examples.tiny_moe.model import EXPERTS, LAYERS, MODEL_NAME, REVISION, TOP_K
-from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
+from moescope.core.vocabulary import Fidelity, Phase, RankOrder, ScoreKind
 from moescope.producers.profile import Profile
 
 if TYPE_CHECKING:
@@ -59,6 +59,16 @@ class Capture:
         self.profile = profile_of("capture")
         self.requests: dict[str, Routed] = {}
 
+    @property
+    def is_recording(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Every token."""
+        return Fidelity.FULL
+
     def begin_request(
         self,
         request_id: str,
@@ -80,12 +90,19 @@ class Capture:
         weights: ArrayLike | None = None,
         entropy: ArrayLike | None = None,
         margin: ArrayLike | None = None,
+        pass_id: int | None = None,  # noqa: ARG002 - recordings have no passes
         step: int | ArrayLike | None = None,
+        token_ids: ArrayLike | None = None,  # noqa: ARG002 - and no tokens
+        content_keys: ArrayLike | None = None,  # noqa: ARG002
+        dropped: ArrayLike | None = None,  # noqa: ARG002 - this model drops nothing
         rows_per_request: ArrayLike | None = None,
     ) -> None:
         """Keep the rows of a pass."""
-        counts = np.asarray(rows_per_request)
-        rows = int(counts.sum())
+        rows = len(np.asarray(positions))
+        # Without counts each request has one row.
+        counts = (
+            np.ones(rows, np.int64) if rows_per_request is None else np.asarray(rows_per_request)
+        )
         given: dict[str, Any] = {
             "position": np.asarray(positions),
             "expert_ids": np.asarray(expert_ids).astype(np.uint8),
@@ -105,3 +122,11 @@ class Capture:
 
     def end_request(self, request_id: str, *, last_of_task: bool = False) -> None:
         """Nothing to do: a recording decides when a request is over."""
+
+    def miss(self, rows: int, reason: str) -> None:
+        """A recording with rows that nobody saw would not be one.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError(f"{rows} rows were not seen: {reason}")

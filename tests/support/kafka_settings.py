@@ -77,7 +77,8 @@ def committed_records(settings: Settings, topic: str, partition: int = 0) -> lis
         def reached() -> bool:
             if consumer.position(place) < end:
                 records.extend(consumer.poll(500).get(place, []))
-            return consumer.position(place) >= end
+            position: int = consumer.position(place)
+            return position >= end
 
         wait_for(f"all transactions of {topic}-{partition}", reached, OPEN_TRANSACTION_S, pause=0)
     return records
