@@ -78,7 +78,7 @@ def committed_records(settings: Settings, topic: str, partition: int = 0) -> lis
             if consumer.position(place) < end:
                 records.extend(consumer.poll(500).get(place, []))
             position: int = consumer.position(place)
-            return position >= end
+            return position >= int(end)
 
         wait_for(f"all transactions of {topic}-{partition}", reached, OPEN_TRANSACTION_S, pause=0)
     return records
