@@ -91,6 +91,16 @@ def test_sides_of_different_shape_are_refused(tmp_path: Path, other: Batch, word
     assert word in caught.value.why
 
 
+def test_shapes_are_looked_at_before_keys(tmp_path: Path) -> None:
+    """No other way to join is advised to somebody whose logs cannot be joined in any way."""
+    keyless = Batch(rows(), with_keys=False)
+    for name, a, b in (("a", keyless, Batch(rows(), experts=9)), ("b", Batch(rows()), keyless)):
+        other = replace(b, header=(("layers", np.array([1, 4], np.uint16)),))
+        with pytest.raises(InputError, match="different shape") as caught:
+            compared(tmp_path / name, [a], [other])
+        assert "--by" not in caught.value.next_step
+
+
 def test_several_models_or_shapes_within_a_side_are_refused(tmp_path: Path) -> None:
     """A shared log has to be narrowed down before it can be compared."""
     models = [Batch(rows()), with_header(model="another")]

@@ -18,7 +18,7 @@ from moescope.jobs.reports.comparison.pairing import (
     paired_rows,
     repeated_rows,
 )
-from moescope.jobs.reports.comparison.reading import SideFacts, side_rows
+from moescope.jobs.reports.comparison.reading import SideFacts, shape_of, side_rows
 from moescope.jobs.reports.comparison.results import (
     agreement_by_layer,
     agreement_by_margin,
@@ -36,6 +36,8 @@ from moescope.jobs.reports.comparison.sentences import findings, summary
 from moescope.jobs.reports.comparison.spilling import RowParts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from moescope.jobs.reports.comparison.reading import JoinBy, RouteShape
     from moescope.jobs.reports.comparison.schema import Estimate, Overall
     from moescope.jobs.reports.comparison.sides import Selection, Side
@@ -99,12 +101,15 @@ def compare(
     sides = {"A": a} if b is None else {"A": a, "B": b}
     facts = {name: SideFacts() for name in sides}
     counts = PairingCounts()
+    # Before rows are joined: other ways to join them are advised where none can be.
+    _common_shape(map(shape_of, sides.values()))
     with tempfile.TemporaryDirectory(prefix="moescope-compare-", dir=scratch) as name:
         space = Workspace(Path(name), memory_bytes)
         parts = [_dealt(key, side, by, facts[key], space) for key, side in sides.items()]
         if b is not None and a.selection.overlaps(b.selection):
             _check_apart(facts["A"], facts["B"])
-        shape = _common_shape(facts)
+        shape = _common_shape(each.shape for each in facts.values())
+        assert shape is not None  # noqa: S101 (there are rows on both sides)
         sums = AgreementSums(shape)
         found = (
             repeated_rows(parts[0], counts, space)
@@ -177,17 +182,22 @@ def _dealt(name: str, side: Side, by: JoinBy, facts: SideFacts, space: Workspace
     return parts
 
 
-def _common_shape(facts: dict[str, SideFacts]) -> RouteShape:
-    first, *others = (each.shape for each in facts.values() if each.shape is not None)
-    for other in others:
-        if other != first:
+def _common_shape(shapes: Iterable[RouteShape | None]) -> RouteShape | None:
+    """The shape of all sides that have one.
+
+    Raises:
+        InputError: Two have different ones.
+    """
+    known = [shape for shape in shapes if shape is not None]
+    for other in known[1:]:
+        if other != known[0]:
             raise InputError(
                 "The two sides are of different shape.",
-                why=f"A: {first.words()}. B: {other.words()}.",
+                why=f"A: {known[0].words()}. B: {other.words()}.",
                 next_step="Compare logs of one architecture with the same layers recorded"
                 " (a pipeline stage with the same stage).",
             )
-    return first
+    return known[0] if known else None
 
 
 def _no_rows(name: str, facts: SideFacts) -> InsufficientDataError:

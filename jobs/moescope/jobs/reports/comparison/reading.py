@@ -137,6 +137,18 @@ def side_rows(side: Side, by: JoinBy, facts: SideFacts, name: str) -> Iterator[R
             yield rows
 
 
+def shape_of(side: Side) -> RouteShape | None:
+    """Of a side's first batch with routes; None if it has none.
+
+    Raises:
+        BatchLogError: A log cannot be read.
+    """
+    for batch in _batches(side, SideFacts()):
+        if batch.tokens is not None and batch.routes is not None:
+            return _shape_of_batches(batch.header)
+    return None
+
+
 def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
     for partition in side.partitions:
         with BatchLogReader(side.root, partition) as reader:
@@ -174,15 +186,18 @@ def _note_header(header: BatchHeader, facts: SideFacts) -> None:
     facts.origins.add(header.origin.name.lower())
 
 
-def _check_shape(header: BatchHeader, facts: SideFacts, name: str) -> None:
-    physical = header.id_space is IdSpace.PHYSICAL
-    shape = RouteShape(
+def _shape_of_batches(header: BatchHeader) -> RouteShape:
+    return RouteShape(
         header.experts,
         header.top_k,
         tuple(header.layers.tolist()),
         header.id_space,
-        header.expert_map_version if physical else 0,
+        header.expert_map_version if header.id_space is IdSpace.PHYSICAL else 0,
     )
+
+
+def _check_shape(header: BatchHeader, facts: SideFacts, name: str) -> None:
+    shape = _shape_of_batches(header)
     facts.rank_orders.add(header.rank_order)
     if len(facts.models) > 1:
         raise InputError(
