@@ -17,7 +17,6 @@ transformers = pytest.importorskip("transformers", reason="`make engines` has tr
 
 from moescope.producers import Recorder, attach
 from moescope.producers.agent import Agent
-from moescope.producers.content_keys import content_keys
 from moescope.producers.torch_probe import router_shape
 
 if TYPE_CHECKING:
@@ -40,18 +39,6 @@ class Verified(Protocol):
 
     def __call__(self, *, subject: str, what: str) -> None:
         """Note what the test verifies."""
-
-
-class KeyedRecorder(Recorder):
-    """A recorder that adds content keys, for an engine that knows its requests' tokens."""
-
-    keys: dict[str, NDArray[np.uint64]]
-
-    def record(self, request_ids: Any, positions: Any, *args: Any, **columns: Any) -> None:
-        """Record rows of one request with their content keys."""
-        (name,) = {request_ids} if isinstance(request_ids, str) else set(request_ids)
-        columns["content_keys"] = self.keys[name][np.asarray(positions)]
-        super().record(request_ids, positions, *args, **columns)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +66,7 @@ def recorded(folder: Path, texts: dict[str, NDArray[np.int64]], dtype: Any, revi
     """Run the prompts through the model in one precision; a data directory."""
     model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval()
     shape = router_shape(model)
-    recorder = KeyedRecorder(
+    recorder = Recorder(
         model="tiny-moe",
         revision=revision,
         layers=shape.layers,
@@ -90,8 +77,7 @@ def recorded(folder: Path, texts: dict[str, NDArray[np.int64]], dtype: Any, revi
         directory=folder / "ring",
         node=revision,
     )
-    recorder.keys = {name: content_keys(tokens, key=SECRET) for name, tokens in texts.items()}
-    with torch.inference_mode(), attach(model, recorder) as probe:
+    with torch.inference_mode(), attach(model, recorder, content_key=SECRET) as probe:
         for name, tokens in texts.items():
             with probe.request(name):
                 model(torch.from_numpy(tokens)[None])

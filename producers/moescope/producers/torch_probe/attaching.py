@@ -12,6 +12,7 @@ from moescope.producers.torch_probe.compiled import forget_compiled_code, regist
 from moescope.producers.torch_probe.families import RouterShape, find_routers
 from moescope.producers.torch_probe.passes import Wanted
 from moescope.producers.torch_probe.probe import Probe
+from moescope.producers.torch_probe.replays import StaticBuffers
 from moescope.producers.torch_probe.tower import end_tokens_of, tower_of
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def attach(
     weights: bool = False,
     scores: bool = True,
     token_hash: Callable[[NDArray[np.int64]], NDArray[np.uint64]] | None = None,
+    content_key: bytes | None = None,
+    static_rows: int | None = None,
 ) -> Probe:
     """Hook a probe onto a model's routers; a context manager that detaches it.
 
@@ -45,6 +48,10 @@ def attach(
         scores: Whether router entropy and margin are recorded.
         token_hash: Makes of token ids [T] what is recorded of them, where the recorder's
             `token_id_kind` is `keyed_hash`.
+        content_key: The secret of content keys, which are recorded of passes whose requests were
+            seen from their first token on; by default none are.
+        static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
+            needed for `Probe.after_replay`.
 
     Raises:
         InputError: The model's routers are not known, it has a probe already, or the recorder is
@@ -62,12 +69,28 @@ def attach(
             next_step="Give both, token_id_kind='keyed_hash' and a token_hash, or neither.",
         )
     token_ids = (lambda tokens: tokens) if kind is TokenIdKind.PLAIN else token_hash
-    attribution = Attribution(recorder, routers[0].experts, end_tokens_of(model), token_ids)
+    attribution = Attribution(
+        recorder, routers[0].experts, end_tokens_of(model), token_ids, content_key
+    )
     register_operators()
     forget_compiled_code()
     tower = tower_of(model, [router.module for router in routers])
     wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
-    return Probe(tower, routers, attribution, recorder, wanted)
+    return Probe(
+        tower, routers, attribution, recorder, wanted, buffers=_buffers(static_rows, routers)
+    )
+
+
+def _buffers(static_rows: int | None, routers: list[LayerRouter]) -> StaticBuffers | None:
+    if static_rows is None:
+        return None
+    if static_rows < 1:
+        raise InputError(
+            f"static_rows is {static_rows}.",
+            next_step="Give the most rows of a captured pass: requests times columns.",
+        )
+    device = next(routers[0].module.parameters()).device
+    return StaticBuffers(static_rows, len(routers), device)
 
 
 def _check_free(routers: list[LayerRouter]) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from moescope.core.vocabulary import Phase
+from moescope.producers.torch_probe.content import ContentOfBatch
 from moescope.producers.torch_probe.placing import tokens_before_end
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Attribution:
         experts: E.
         end_tokens: int64 [n], token ids that end a generation.
         token_ids: Makes of token ids what is recorded of them; None when nothing is.
+        content_key: The secret of content keys; None when none are recorded.
     """
 
     def __init__(
@@ -45,16 +47,19 @@ class Attribution:
         experts: int,
         end_tokens: NDArray[np.int64],
         token_ids: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
+        content_key: bytes | None = None,
     ) -> None:
         self._sink = sink
         self._experts = experts
         self._end_tokens = end_tokens
         self._token_ids = token_ids
+        self._content_key = content_key
 
     @property
     def wants_tokens(self) -> bool:
         """Whether a pass's tokens have to come to the host."""
-        return bool(self._end_tokens.size) or self._token_ids is not None
+        is_recorded = self._token_ids is not None or self._content_key is not None
+        return is_recorded or bool(self._end_tokens.size)
 
     def record(self, done: ComputedPass, rows: HostRows) -> Attributed:
         """Record a pass's rows.
@@ -74,6 +79,7 @@ class Attribution:
             wanted = self._before_end(running, rows, is_decoded=is_decoded)
             running.advance(placed, rows.columns)
             phase = _phase(is_decoded, wanted) if running.phase is None else running.phase
+        content = self._content(running, rows)
         is_valid = _valid(rows, self._experts)
         kept = wanted if is_valid is None else wanted & is_valid.reshape(wanted.shape)
         size, passed = wanted.size, int(np.count_nonzero(kept))
@@ -81,10 +87,17 @@ class Attribution:
         if passed < tokens:
             self._sink.miss(tokens - passed, _INVALID)
         if passed == size:
-            self._give(done, rows, None, phase)
+            self._give(done, rows, None, phase, content)
         elif passed:
-            self._give(done, rows, kept, phase)
+            self._give(done, rows, kept, phase, content)
         return Attributed(passed, size - tokens, tokens - passed)
+
+    def _content(self, running: RunningBatch, rows: HostRows) -> NDArray[np.uint64] | None:
+        if self._content_key is None:
+            return None
+        if running.content is None:
+            running.content = ContentOfBatch(len(running.ids), self._content_key)
+        return running.content.keys(rows.placed, rows.tokens)
 
     def _before_end(
         self, running: RunningBatch, rows: HostRows, *, is_decoded: NDArray[np.bool_] | bool
@@ -102,6 +115,7 @@ class Attribution:
         rows: HostRows,
         kept: NDArray[np.bool_] | None,
         phase: Phase | NDArray[np.uint8],
+        content: NDArray[np.uint64] | None,
     ) -> None:
         """Record all rows, or the kept ones of [B, S]."""
         running, position = done.running, rows.placed.position
@@ -111,11 +125,12 @@ class Attribution:
         columns: tuple[Any, ...] = (
             position.reshape(-1), rows.expert_ids, rows.weights, rows.entropy, rows.margin,
             rows.dropped, token_ids, phase if isinstance(phase, np.ndarray) else None,
+            None if content is None else content.reshape(-1),
         )  # fmt: skip
         if kept is not None:
             flat = kept.reshape(-1)
             columns = tuple(None if column is None else column[flat] for column in columns)
-        positions, expert_ids, weights, entropy, margin, dropped, token_ids, phases = columns
+        positions, expert_ids, weights, entropy, margin, dropped, token_ids, phases, keys = columns
         names, counts = _whose(running, position.shape[1], kept)
         self._sink.record(
             names,
@@ -129,6 +144,7 @@ class Attribution:
             pass_id=done.pass_id,
             step=running.step,
             token_ids=token_ids,
+            content_keys=keys,
             rows_per_request=counts,
         )
 

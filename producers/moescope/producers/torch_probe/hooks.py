@@ -129,6 +129,8 @@ class AfterRouter(Hook):
         try:
             tensors = self.family.capture(module, args, kwargs, output)
             current.keep(self.place, self.family, module, tensors)
+        except RefusedPassError as refusal:
+            self.probe.refuse_pass(refusal.reason, str(refusal))
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.probe.give_up(error)
 

@@ -36,9 +36,10 @@ class CurrentPass:
         modules: Routers by place among the MoE layers.
         captured: Their tensors, likewise; None until a router has run.
         has_repeated: Whether a router ran twice.
+        is_fresh: Bool [L] on the device, of a replayed pass: whether each router's tensors are its.
     """
 
-    __slots__ = ("captured", "family", "has_repeated", "inputs", "modules", "running")
+    __slots__ = ("captured", "family", "has_repeated", "inputs", "is_fresh", "modules", "running")
 
     def __init__(self, running: RunningBatch, inputs: PassInputs, layers: int) -> None:
         self.running = running
@@ -47,6 +48,7 @@ class CurrentPass:
         self.modules: list[Any] = [None] * layers
         self.captured: list[Any] = [None] * layers
         self.has_repeated = False
+        self.is_fresh: torch.Tensor | None = None
 
     def keep(
         self, place: int, family: RouterFamily, module: object, tensors: tuple[torch.Tensor, ...]
@@ -57,6 +59,21 @@ class CurrentPass:
         self.captured[place] = tensors
         self.modules[place] = module
         self.family = family
+
+    def interpreted(self, wanted: Wanted) -> Routing:
+        """What the routers of a whole pass decided, on the model's device.
+
+        Expert ids of a replayed pass are −1, which is none, where they are not this replay's.
+        """
+        assert self.family is not None  # noqa: S101 - a whole pass has one
+        routing = self.family.interpret(
+            self.modules, self.captured, scores=wanted.scores, weights=wanted.weights
+        )
+        if self.is_fresh is None:
+            return routing
+        return routing._replace(
+            expert_ids=routing.expert_ids.masked_fill(~self.is_fresh[:, None], -1)
+        )
 
     @property
     def is_whole(self) -> bool:

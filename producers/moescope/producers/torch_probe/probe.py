@@ -13,6 +13,7 @@ from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
 from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError, read_inputs
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
+from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class OfThread(threading.local):
     """What one thread computes: threads never see each other's requests or passes."""
 
     running: RunningBatch | None = None
-    current: CurrentPass | None = None
+    current: CurrentPass | CapturedPass | None = None
     computed: ComputedPass | None = None
 
 
@@ -51,6 +52,7 @@ class Probe:
         attribution: Where rows go.
         sink: The same recorder.
         wanted: Columns to record.
+        buffers: For passes in a CUDA graph that the program captures; None without any.
 
     Attributes:
         of_thread: What the calling thread computes.
@@ -64,6 +66,8 @@ class Probe:
         attribution: Attribution,
         sink: RoutingSink,
         wanted: Wanted,
+        *,
+        buffers: StaticBuffers | None = None,
     ) -> None:
         import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
 
@@ -82,6 +86,7 @@ class Probe:
         self._is_off = False
         self.of_thread = OfThread()
         self.anchor = torch.zeros(1, device=next(routers[0].module.parameters()).device)
+        self._buffers = buffers
         hooks = [
             AfterRouter(self, place, router.family, router.module)
             for place, router in enumerate(routers)
@@ -152,6 +157,44 @@ class Probe:
         with self.batch([facts]):
             yield
 
+    def after_replay(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+    ) -> None:
+        """Record a pass that the replay of a CUDA graph has computed; never raises.
+
+        Call it after each replay, on its stream, inside of `request()` or `batch()`. The graph has
+        to be captured with the probe attached and `static_rows` given.
+
+        Args:
+            input_ids: [B, S], what the rows were computed for; fewer than the graph computes if
+                the rest fill it up.
+            attention_mask: [B, columns], of all columns so far.
+            position_ids: [B, S]. Without these two, rows are a request's first.
+        """
+        given = {
+            "input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids,
+        }  # fmt: skip
+        self.begin_pass((), (), given)
+        current, buffers = self.of_thread.current, self._buffers
+        if not isinstance(current, CurrentPass):
+            if buffers is not None:
+                buffers.take_fresh()
+            return
+        rows = current.inputs.batch * current.inputs.length
+        if buffers is None:
+            self.refuse_pass("a replay without static_rows", rows=rows)
+            return
+        try:
+            buffers.replayed(current, self._router_hooks)
+        except RefusedPassError as refusal:
+            self.refuse_pass(refusal.reason, str(refusal), rows)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.give_up(error)
+        self.end_pass()
+
     def detach(self) -> None:
         """Take all hooks off; the model is as it was before."""
         self._settle()
@@ -192,6 +235,8 @@ class Probe:
         """A pass with these inputs begins in this thread; never raises."""
         try:
             self._arm(inputs)
+        except RefusedPassError as refusal:
+            self.refuse_pass(refusal.reason, str(refusal))
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.give_up(error)
 
@@ -200,7 +245,11 @@ class Probe:
         mine.current = None
         if self._is_off:
             return
-        if mine.running is None:
+        if is_capturing():
+            if self._buffers is None:
+                raise RefusedPassError("captured into a CUDA graph without static_rows")
+            mine.current = CapturedPass(self._buffers, inputs.batch * inputs.length)
+        elif mine.running is None:
             self._tally.add(unattributed_rows=inputs.batch * inputs.length)
         elif not self._sink.is_recording:
             mine.running.miss_pass()
@@ -223,8 +272,14 @@ class Probe:
     def keep(self, place: int, tensors: tuple[torch.Tensor, ...]) -> None:
         """A router of a compiled model has run in this thread; never raises."""
         current, hook = self.of_thread.current, self._router_hooks[place]()
-        if current is not None and hook is not None:
+        if current is None or hook is None:
+            return
+        try:
             current.keep(place, hook.family, hook.module, tensors)
+        except RefusedPassError as refusal:
+            self.refuse_pass(refusal.reason, str(refusal))
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
         """This thread's pass cannot be recorded; never raises."""
@@ -235,7 +290,7 @@ class Probe:
         """A pass has ended in this thread; never raises."""
         mine = self.of_thread
         current, mine.current = mine.current, None
-        if current is None:
+        if not isinstance(current, CurrentPass):
             return
         self._settle()
         inputs = current.inputs
@@ -253,7 +308,7 @@ class Probe:
         running, inputs = current.running, current.inputs
         if running.refusal:
             raise RefusedPassError(running.refusal)
-        if not current.is_whole or current.family is None:
+        if not current.is_whole:
             self._tally.add(incomplete_passes=1)
             self._sink.miss(inputs.batch * inputs.length, "a router that did not run just once")
             return
@@ -267,11 +322,12 @@ class Probe:
         if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
             wanted = Wanted(weights=False, scores=False, tokens=wanted.tokens)
         with self._without_gradient():
-            routing = current.family.interpret(
-                current.modules, current.captured, scores=wanted.scores, weights=wanted.weights
-            )
             self.of_thread.computed = ComputedPass(
-                running, inputs, routing, pass_id=next(self._pass_ids), wanted=wanted
+                running,
+                inputs,
+                current.interpreted(wanted),
+                pass_id=next(self._pass_ids),
+                wanted=wanted,
             )
 
     def _settle(self) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from moescope.core.vocabulary import Fidelity
     from moescope.producers.profile import Profile
+    from moescope.producers.torch_probe.content import ContentOfBatch
     from moescope.producers.torch_probe.placing import PlacedRows
 
 
@@ -62,6 +63,7 @@ class RoutingSink(Protocol):
         pass_id: int | None = None,
         step: int | ArrayLike | None = None,
         token_ids: ArrayLike | None = None,
+        content_keys: ArrayLike | None = None,
         dropped: ArrayLike | None = None,
         rows_per_request: ArrayLike | None = None,
     ) -> None:
@@ -113,6 +115,7 @@ class RunningBatch:
         columns: Of all passes so far; what a following pass's mask is longer than.
         has_ended: bool [B], whose end token was seen.
         refusal: Why no further pass is recorded, or empty.
+        content: What the requests said so far, where content keys are recorded.
     """
 
     def __init__(
@@ -127,6 +130,7 @@ class RunningBatch:
         self.columns = 0
         self.has_ended = np.zeros(len(self.requests), np.bool_)
         self.refusal = ""
+        self.content: ContentOfBatch | None = None
         self._is_decoding = False
         self._some_rows = b""
         self._some_ids: list[str] = []
