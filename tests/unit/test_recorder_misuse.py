@@ -12,6 +12,7 @@ from support.rings import EXPERTS, START_US, ids_of, logged, small_recorder
 from moescope.core.batchlog import WriterSettings
 from moescope.core.clock import ManualClock
 from moescope.core.errors import SettingsError
+from moescope.core.vocabulary import Phase
 from moescope.producers.agent import Agent, AgentSettings
 from moescope.producers.terms import UNSEEN_REASON
 
@@ -150,3 +151,28 @@ def test_rows_after_the_ring_was_deleted_are_unseen(
     assert not recorder.is_recording
     assert len(caplog.records) == 1
     assert not [*tmp_path.glob("*.ring")]
+
+
+@pytest.mark.parametrize("bad", ["x" * 600, "\udcff", 3, None])
+def test_what_else_is_known_of_a_request_outlasts_a_bad_scene_or_task(
+    recorder: Recorder,
+    tmp_path: Path,
+    bad: Any,  # noqa: ANN401 - anything a client sends
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without its prompt's length a request would have no decode windows."""
+    with caplog.at_level(logging.WARNING, logger="moescope.producers"):
+        for _ in range(2):
+            recorder.begin_request("a", 7, 2, task="t", scene=bad)
+            recorder.begin_request("b", 5, 0, task=bad, scene="chat")
+    recorder.record(["a", "b"], np.array([7, 5]), ids_of([7, 5]), "decode")
+    recorder.close()
+    with Agent(tmp_path, tmp_path / "log", settings=QUICK) as agent:
+        agent.drain()
+    (entry,) = logged(tmp_path / "log")
+    requests = entry.batch.requests
+    assert requests.tasks == ("t", "b")
+    assert requests.scenes == ("unknown", "chat")
+    assert requests.phase_starts[:, Phase.DECODE].tolist() == [7, 5]
+    assert requests.cached_tokens.tolist() == [2, 0]
+    assert len(caplog.records) == (2 if bad is not None else 1)

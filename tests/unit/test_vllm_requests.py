@@ -99,3 +99,20 @@ def test_requests_that_never_began_are_not_guessed(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         engine.requests.named(["chatcmpl-x-00000000"])
     engine.recorder.close()
+
+
+def test_what_a_client_sends_never_costs_its_request_the_rows(tmp_path: Path) -> None:
+    """Long ids and tasks get short names, a scene that cannot be stored becomes unknown."""
+    engine = Engine(tmp_path)
+    engine_id = f"cmpl-{'x' * 5_000}-0-00000000"
+    engine.requests.begin(
+        [scheduled(engine_id, 6, 2, moescope_task="t" * 600, moescope_scene="\ud800")]
+    )
+    engine.compute(engine_id, 2)
+    engine.requests.end([engine_id])
+    assert engine.recorder.counters().rejected_rows == 0
+    ((name, request),) = engine.recorded().items()
+    assert name.startswith("cmpl-xxx")
+    assert request.task.startswith("ttt")
+    assert request.scene == "unknown"
+    assert len(engine.requests) == 0

@@ -47,6 +47,14 @@ def test_each_variable_sets_its_field() -> None:
         {"MOESCOPE_TOKEN_IDS": "keyed_hash"},
         {"MOESCOPE_RING_MIB": "0"},
         {"MOESCOPE_RING_MIB": "1.5"},
+        {"MOESCOPE_RING_MIB": "1_0"},
+        {"MOESCOPE_RING_MIB": "65537"},
+        {"MOESCOPE_RING_MIB": "9" * 5_000},
+        {"MOESCOPE_SCENE": "x" * 5_000},
+        {"MOESCOPE_SCENE": "\udcff"},
+        {"MOESCOPE_NODE": "\udcff"},
+        {"MOESCOPE_MODEL": "\udcff"},
+        {"MOESCOPE_REVISION": "x" * 513},
     ],
 )
 def test_wrong_values_are_refused_by_name(wrong: dict[str, str]) -> None:
@@ -54,6 +62,8 @@ def test_wrong_values_are_refused_by_name(wrong: dict[str, str]) -> None:
     with pytest.raises(SettingsError) as caught:
         plugin_settings({"MOESCOPE_DIR": "ring"} | wrong)
     assert "MOESCOPE_" in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert "sys." not in str(caught.value.why)
     assert caught.value.next_step
 
 

@@ -40,7 +40,7 @@ from moescope.producers.recording.pausing import Pausing, new_budget
 from moescope.producers.recording.running import RunningRequests
 from moescope.producers.recording.sampling import Sampling
 from moescope.producers.recording.switch import KillSwitch, disabled_by_environment
-from moescope.producers.ring.facts import UNKNOWN_LENGTH, RequestFacts
+from moescope.producers.ring.facts import NO_NAME, UNKNOWN_LENGTH, RequestFacts, is_name
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
 from moescope.producers.ring.rows import write_end
 
@@ -228,12 +228,19 @@ class Recorder:
             request_id: Unique among the node's running requests.
             prompt_tokens: Where decode starts; without it decode has no token windows.
             cached_tokens: Positions below it came from a prefix cache and are never recorded.
-            task: What the request belongs to; by default itself.
-            scene: Traffic class.
+            task: What the request belongs to; by default, or if it is no text of at most 512 bytes,
+                itself.
+            scene: Traffic class; `unknown` if it is no text of at most 512 bytes.
         """
         if not self._follows_requests():
             return
         try:
+            if not is_name(scene):
+                self._complaints.say_once(f"begin_request: {NO_NAME.format('scene')}")
+                scene = UNKNOWN_SCENE
+            if task is not None and not is_name(task):
+                self._complaints.say_once(f"begin_request: {NO_NAME.format('task')}")
+                task = None
             facts = RequestFacts(
                 request_id,
                 request_id if task is None else task,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase, RowFlag
-from moescope.producers.ring.facts import MAX_NAME_BYTES, RequestFacts, pack_facts
+from moescope.producers.ring.facts import NO_NAME, RequestFacts, is_name, pack_facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,8 +199,8 @@ def check_facts(facts: RequestFacts) -> None:
         ValueError: A name is no short text, or a number no position.
     """
     for name, value in zip(("request id", "task", "scene"), facts, strict=False):
-        if not isinstance(value, str) or len(value.encode()) > MAX_NAME_BYTES:
-            raise ValueError(f"the {name} is no text of at most {MAX_NAME_BYTES} bytes")
+        if not is_name(value):
+            raise ValueError(NO_NAME.format(name))
     for name in ("prompt_tokens", "cached_tokens"):
         number = getattr(facts, name)
         if not isinstance(number, int) or not -1 <= number < 2**31:

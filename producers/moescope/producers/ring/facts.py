@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 UNKNOWN_LENGTH: Final = -1
 MAX_NAME_BYTES: Final = 512
 """Of a request id, task or scene, in UTF-8."""
+NO_NAME: Final = f"the {{}} is no text of at most {MAX_NAME_BYTES} bytes"
 
 _LENGTHS: Final = struct.Struct("<HHHHii")
 MAX_FACTS_BYTES: Final = _LENGTHS.size + 3 * MAX_NAME_BYTES
@@ -27,6 +28,16 @@ class RequestFacts(NamedTuple):
     scene: str
     prompt_tokens: int = UNKNOWN_LENGTH
     cached_tokens: int = 0
+
+
+def is_name(value: object) -> bool:
+    """Whether a request id, task or scene can be stored: short text, valid Unicode."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return len(value.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def pack_facts(facts: RequestFacts) -> bytes:

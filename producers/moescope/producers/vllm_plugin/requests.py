@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moescope.producers.vllm_plugin.names import client_name
+from moescope.producers.vllm_plugin.names import client_name, short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,12 +135,12 @@ class EngineRequests:
     def _begin(self, new: Any) -> None:  # noqa: ANN401 - vLLM has no types here
         name, call = client_name(new.req_id)
         if name in self._names:  # a client that names two running requests alike
-            name = call = new.req_id
+            name = call = short_name(new.req_id)
         sampling = new.sampling_params
         arguments = getattr(sampling, "extra_args", None) or {}
         stops = {*(getattr(sampling, "stop_token_ids", None) or ())}
         stops.add(getattr(sampling, "eos_token_id", None))
-        task = _text(arguments.get(TASK_ARGUMENT))
+        task = short_name(_text(arguments.get(TASK_ARGUMENT)))
         request = EngineRequest(
             name=name,
             task=task or call,

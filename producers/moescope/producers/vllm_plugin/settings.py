@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import SettingsError
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, TokenIdKind
+from moescope.producers.ring.facts import MAX_NAME_BYTES, is_name
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 DIRECTORY_VARIABLE: Final = "MOESCOPE_DIR"
 
 _MIB: Final = 1024 * 1024
+_SHOWN: Final = 80
+_MOST_MIB: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +85,16 @@ def _ratio(text: str) -> float:
 
 
 def _mebibytes(text: str) -> int:
-    size = int(text)
-    if size < 1:
-        raise ValueError("expected a whole number of at least 1")
-    return size * _MIB
+    is_number = text.isascii() and text.isdigit() and len(text) < _SHOWN
+    if not is_number or not 1 <= int(text) <= _MOST_MIB:
+        raise ValueError(f"expected a whole number from 1 to {_MOST_MIB}")
+    return int(text) * _MIB
+
+
+def _name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"expected valid text of at most {MAX_NAME_BYTES} bytes")
+    return text
 
 
 VARIABLES: Final = (
@@ -94,15 +103,15 @@ VARIABLES: Final = (
         "Where the ring lies; without it the plugin does nothing.",
     ),
     Variable(
-        "MOESCOPE_NODE", "node", str, "text",
+        "MOESCOPE_NODE", "node", _name, "text",
         "Name of this producer; by default the host's name and a digest of the folder.",
     ),
     Variable(
-        "MOESCOPE_MODEL", "model", str, "text",
+        "MOESCOPE_MODEL", "model", _name, "text",
         "Name of the model; by default the first name under which vLLM serves it.",
     ),
     Variable(
-        "MOESCOPE_REVISION", "revision", str, "text",
+        "MOESCOPE_REVISION", "revision", _name, "text",
         "Revision of the model; by default vLLM's `--revision`, else `unknown`.",
     ),
     Variable(
@@ -118,7 +127,7 @@ VARIABLES: Final = (
         "Whether routing weights are recorded.",
     ),
     Variable(
-        "MOESCOPE_SCENE", "scene", str, "text",
+        "MOESCOPE_SCENE", "scene", _name, "text",
         "Traffic class of requests that name none.",
     ),
     Variable(
@@ -155,7 +164,7 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
             values[variable.field] = variable.parse(text)
         except ValueError as error:
             raise SettingsError(
-                f"{variable.name} cannot be {text!r}.",
+                f"{variable.name} cannot be {text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}.",
                 why=f"{str(error).capitalize()}.",
                 next_step="Change the variable and start the engine again.",
             ) from error
