@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from support.rings import small_recorder
 
-from moescope.producers.ring.errors import RingFormatError, RingSettingsError
+from moescope.producers.agent import Agent
+from moescope.producers.ring.errors import RingCreateError, RingFormatError, RingSettingsError
 from moescope.producers.ring.facts import RequestFacts, pack_facts
 from moescope.producers.ring.layout import FRAME_BYTES, HEADER_BYTES, SEGMENTS, Geometry
 from moescope.producers.ring.notes import Note
@@ -24,7 +28,7 @@ from moescope.producers.ring.rows import (
 from moescope.producers.ring.writer import RingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -224,3 +228,30 @@ except RingCreateError as error:
     )
     assert done.stdout == "refused\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "sub"])
+@pytest.mark.parametrize("who", [small_recorder, lambda folder: Agent(folder, folder / "log")])
+def test_a_link_that_leads_nowhere_is_named(
+    tmp_path: Path, who: Callable[[Path], object], below: str
+) -> None:
+    """After a reboot that emptied the memory file system, the error says what to make."""
+    link, target = tmp_path / "ring", tmp_path / "gone by now"
+    link.symlink_to(target.name)
+    with pytest.raises(RingCreateError, match="cannot use the folder") as caught:
+        who(link / below)
+    assert f"{link} is a link to {target}" in caught.value.why
+    assert caught.value.next_step.endswith(f"mkdir -p '{target}'")
+    assert caught.value.retriable
+
+
+def test_a_folder_that_is_a_file_is_not_taken_for_a_link(tmp_path: Path) -> None:
+    """Other reasons are the system's."""
+    file = tmp_path / "ring"
+    file.touch()
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(RingCreateError) as caught:
+        small_recorder(file)
+    assert caught.value.why == os.strerror(errno.EEXIST)
+    with pytest.raises(RingCreateError):
+        small_recorder(tmp_path / "circle")

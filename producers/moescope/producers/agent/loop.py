@@ -19,7 +19,7 @@ from moescope.producers.agent.progress import ShippedCounters
 from moescope.producers.agent.settings import AgentSettings
 from moescope.producers.agent.shipper import RingShipper
 from moescope.producers.profile import Profile
-from moescope.producers.recording.folder import AGENT_LOCK
+from moescope.producers.recording.folder import AGENT_LOCK, make_folder
 from moescope.producers.ring.errors import RingFormatError
 from moescope.producers.ring.layout import DAMAGED_SUFFIX, RING_SUFFIX
 from moescope.producers.ring.reader import RingReader
@@ -108,6 +108,7 @@ class Agent:
 
     Raises:
         AgentLockedError: Another agent serves the folder (retriable).
+        RingCreateError: The folder cannot be made, or is a link to one that is gone (retriable).
         OSError: The folder cannot be written.
     """
 
@@ -134,7 +135,7 @@ class Agent:
         self._complaint = ""
         self._error: MoescopeError | None = None
         self._trouble: MoescopeError | None = None
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_folder(self._directory)
         self._lock = _lock(self._directory, self._clock)
 
     @property

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shlex
 from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -57,14 +58,10 @@ def open_ring(
         RingSettingsError: The profile is too long.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         name, node_file = take_node(directory, node or default_node(directory))
     except OSError as error:
-        raise RingCreateError(
-            f"The recorder cannot use the folder {directory}.",
-            why=error.strerror or str(error),
-            next_step="Create it, or let the engine's user write there.",
-        ) from error
+        raise _unusable(directory, error) from error
     profile = replace(profile, node=name)
     try:
         remove_unfinished_rings(directory, node_file)
@@ -80,6 +77,37 @@ def open_ring(
         os.close(node_file)
         raise
     return ring, profile, node_file
+
+
+def make_folder(directory: Path) -> None:
+    """Make a folder of rings, unless it is there.
+
+    Raises:
+        RingCreateError: It cannot be made, or is a link to a folder that is gone.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+
+
+def _unusable(directory: Path, error: OSError) -> RingCreateError:
+    what = f"Recorder and agent cannot use the folder {directory}."
+    for link in (directory, *directory.parents):
+        target = os.path.realpath(link)
+        # Of such a link the system says "File exists". These functions of `os` never raise.
+        if os.path.islink(link) and not os.path.lexists(target):  # noqa: PTH114
+            return RingCreateError(
+                what,
+                why=f"{link} is a link to {target}, which is not there. In a memory file system "
+                "nothing outlasts a reboot.",
+                next_step=f"Create it: mkdir -p {shlex.quote(target)}",
+            )
+    return RingCreateError(
+        what,
+        why=error.strerror or str(error),
+        next_step="Create it, or let the user of the engine and of the agent write there.",
+    )
 
 
 def default_node(directory: Path) -> str:
