@@ -99,9 +99,12 @@ class Capture:
     ) -> None:
         """Keep the rows of a pass."""
         rows = len(np.asarray(positions))
-        # Without counts each request has one row.
+        names = [request_ids] if isinstance(request_ids, str) else request_ids
+        # Without counts one request has all rows, or each has one.
         counts = (
-            np.ones(rows, np.int64) if rows_per_request is None else np.asarray(rows_per_request)
+            np.full(len(names), rows // len(names))
+            if rows_per_request is None
+            else np.asarray(rows_per_request)
         )
         given: dict[str, Any] = {
             "position": np.asarray(positions),
@@ -116,7 +119,7 @@ class Capture:
         for name, column in given.items():
             if column is None:
                 continue
-            for request, part in zip(request_ids, np.split(column, borders), strict=True):
+            for request, part in zip(names, np.split(column, borders), strict=True):
                 if len(part):
                     self.requests[request].columns.setdefault(name, []).append(part)
 
