@@ -32,10 +32,11 @@ def engine(tmp_path: Path) -> Iterator[WatchedEngine]:
 def test_padding_counts_nowhere_on_either_side(engine: WatchedEngine) -> None:
     """Rows that fill a graph or a batch up belong to no token: accounted for, in no window."""
     ids = routes(range(12))
-    ids[[0, 1, 10, 11]] = ids[0]
+    ids[[0, 1]] = ids[0]
+    ids[[10, 11]] = -1
     padding = np.zeros(12, np.bool_)
     padding[[0, 1, 10, 11]] = True
-    positions = np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 0, 0])
+    positions = np.array([0, 0, 0, 1, 2, 3, 4, 5, 6, 7, -1, -1])
     engine.recorder.record("a", positions, ids, "decode", padding=padding)
     engine.rest()
     engine.roll_up()
