@@ -176,3 +176,23 @@ def test_what_else_is_known_of_a_request_outlasts_a_bad_scene_or_task(
     assert requests.phase_starts[:, Phase.DECODE].tolist() == [7, 5]
     assert requests.cached_tokens.tolist() == [2, 0]
     assert len(caplog.records) == (2 if bad is not None else 1)
+
+
+def test_an_agent_that_has_a_deleted_ring_open_sees_what_is_missing(
+    recorder: Recorder, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Coverage falls from then on, and the batches say why."""
+    with Agent(tmp_path, tmp_path / "log", clock=clock, settings=QUICK) as agent:
+        record(recorder, 0, 3)
+        agent.run_once()
+        next(tmp_path.glob("*.ring")).unlink()
+        clock.sleep(1.0)
+        record(recorder, 3, 4)
+        clock.sleep(2.0)
+        record(recorder, 7, 2)
+        clock.sleep(10.0)
+        agent.drain()
+        agent.drain()
+    headers = [entry.batch.header for entry in logged(tmp_path / "log")]
+    assert sum(header.drops.unseen_rows for header in headers) == 6
+    assert headers[-1].labels[UNSEEN_REASON] == "the ring's file was deleted"

@@ -341,6 +341,13 @@ def test_a_response_handed_over_twice_is_recorded_once(bench: Bench) -> None:
     assert bench.recorder.counters().recorded_rows == 15
 
 
+def test_a_wrong_conversation_costs_no_row(bench: Bench) -> None:
+    """What is only for leaving rows out must not leave all of them out."""
+    wrong: Any = [1]
+    assert bench.routes.record_vllm(vllm(routes_of(5)), conversation=wrong) == 5
+    assert bench.routes.counters().internal_errors == 0
+
+
 def test_memory_of_responses_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest are forgotten first."""
     monkeypatch.setattr("moescope.producers.returned_routes.routes.RESPONSES_REMEMBERED", 2)

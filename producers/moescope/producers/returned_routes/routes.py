@@ -184,6 +184,9 @@ class ReturnedRoutes:
             sequences = self._sequences(response, take_apart)
             if sequences is None:
                 return 0
+            if conversation is not None and not isinstance(conversation, str):
+                self._say_once("a conversation that is no text: this is taken for one of its own")
+                conversation = None
             below = self._recorded(conversation)
             for sequence in sequences:
                 rows += self._hand_over(
