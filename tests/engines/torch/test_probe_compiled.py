@@ -41,7 +41,9 @@ def recording(model: Any, tmp_path: Path) -> Recording:
     return Recording(model, tmp_path)
 
 
-def test_a_model_compiled_before_is_recorded(model: Any, recording: Recording) -> None:
+def test_a_model_compiled_before_is_recorded(
+    model: Any, recording: Recording, verified: Any
+) -> None:
     """Attaching to compiled code is seen by it; detaching leaves code without a trace."""
     ids = torch.tensor([TOKENS])
     compiled = torch.compile(model, backend=BACKEND, fullgraph=True)
@@ -56,9 +58,10 @@ def test_a_model_compiled_before_is_recorded(model: Any, recording: Recording) -
     assert torch.equal(plain, after)
     assert probe.counters.errors == probe.counters.unattributed_rows == 0
     assert_routed_as(recording.rows(), expected_routing(model, TOKENS), range(len(TOKENS)))
+    verified(subject="torch probe", what="compiled model, before attach")
 
 
-def test_steps_on_a_cache_are_recorded(model: Any, recording: Recording) -> None:
+def test_steps_on_a_cache_are_recorded(model: Any, recording: Recording, verified: Any) -> None:
     """A prompt and a step behind it through compiled code, compiled while the probe watches."""
     cache = transformers.DynamicCache(config=model.config)
     whole = torch.tensor([TOKENS])
@@ -74,9 +77,12 @@ def test_steps_on_a_cache_are_recorded(model: Any, recording: Recording) -> None
     rows = recording.rows()
     assert_routed_as(rows, expected_routing(model, TOKENS), range(len(TOKENS)))
     assert [row.position for row in rows if row.phase is Phase.DECODE] == [len(TOKENS) - 1]
+    verified(subject="torch probe", what="compiled model, after attach, on a cache")
 
 
-def test_a_compiled_training_step_counts_once(model: Any, recording: Recording) -> None:
+def test_a_compiled_training_step_counts_once(
+    model: Any, recording: Recording, verified: Any
+) -> None:
     """Recomputation inside a compiled step is no second token, and the gradient is the same."""
     ids = torch.tensor([TOKENS])
     model.train()
@@ -91,9 +97,10 @@ def test_a_compiled_training_step_counts_once(model: Any, recording: Recording) 
         assert probe.counters.passed_rows == len(TOKENS)
         assert probe.counters.errors == 0
     torch.testing.assert_close(gate.grad, plain)
+    verified(subject="torch probe", what="compiled training step")
 
 
-def test_a_graph_break_loses_nothing(model: Any, recording: Recording) -> None:
+def test_a_graph_break_loses_nothing(model: Any, recording: Recording, verified: Any) -> None:
     """Where the compiler gives up in the middle of a pass, both halves belong to it."""
 
     def speak(_module: Any, _args: Any, _output: Any) -> None:
@@ -105,10 +112,11 @@ def test_a_graph_break_loses_nothing(model: Any, recording: Recording) -> None:
         torch.compile(model, backend=BACKEND)(ids)
         assert probe.counters.passed_rows == len(TOKENS)
     assert_routed_as(recording.rows(), expected_routing(model, TOKENS), range(len(TOKENS)))
+    verified(subject="torch probe", what="graph breaks")
 
 
 def test_a_router_that_cannot_be_read_stops_no_compiler(
-    model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch
+    model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch, verified: Any
 ) -> None:
     """What goes wrong in a hook while it is traced becomes code that refuses the pass."""
     ids = torch.tensor([TOKENS])
@@ -125,3 +133,4 @@ def test_a_router_that_cannot_be_read_stops_no_compiler(
         assert probe.counters.refused_passes > 0
         assert probe.counters.passed_rows == 0
     assert torch.equal(plain, watched)
+    verified(subject="torch probe", what="an unreadable router stops no compiler")

@@ -65,7 +65,9 @@ def assert_generation(model: Any, recording: Recording, output: Any) -> None:
     [{"cache_implementation": "static"}, {"use_cache": False}],
     ids=["static cache", "no cache"],
 )
-def test_caches_of_every_kind(model: Any, recording: Recording, options: dict[str, Any]) -> None:
+def test_caches_of_every_kind(
+    model: Any, recording: Recording, options: dict[str, Any], verified: Any
+) -> None:
     """Masks of four dimensions, and prefixes that are computed again and again."""
     with attach(model, recording.recorder) as probe:
         with probe.batch(FACTS):
@@ -74,11 +76,12 @@ def test_caches_of_every_kind(model: Any, recording: Recording, options: dict[st
     if options == {"use_cache": False}:
         # The recorder flags what it saw before; the first attempt is what counts.
         assert recording.recorder.counters().recomputed_rows > 0
-        return
-    assert_generation(model, recording, output)
+    else:
+        assert_generation(model, recording, output)
+    verified(subject="torch probe", what="no cache" if "use_cache" in options else "static cache")
 
 
-def test_a_sliding_window_does_not_move_positions(tmp_path: Path) -> None:
+def test_a_sliding_window_does_not_move_positions(tmp_path: Path, verified: Any) -> None:
     """A cache that forgets its beginning still tells how many tokens there were."""
     torch.manual_seed(3)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=EXPERTS, sliding_window=4)
@@ -87,9 +90,10 @@ def test_a_sliding_window_does_not_move_positions(tmp_path: Path) -> None:
     with attach(model, recording.recorder) as probe, probe.batch(FACTS):
         output = generated(model)
     assert_generation(model, recording, output)
+    verified(subject="torch probe", what="sliding window")
 
 
-def test_a_prompt_in_pieces_is_one_prompt(model: Any, recording: Recording) -> None:
+def test_a_prompt_in_pieces_is_one_prompt(model: Any, recording: Recording, verified: Any) -> None:
     """Chunked prefill by several passes on one cache, with and without a mask."""
     cache = transformers.DynamicCache(config=model.config)
     tokens = PROMPTS[0]
@@ -107,14 +111,16 @@ def test_a_prompt_in_pieces_is_one_prompt(model: Any, recording: Recording) -> N
     rows = recording.rows()
     assert_routed_as(rows, expected_routing(model, tokens), range(len(tokens)))
     assert {row.phase for row in rows} == {Phase.PREFILL}
+    verified(subject="torch probe", what="prompt in pieces")
 
 
-def test_embeddings_in_place_of_ids(model: Any, recording: Recording) -> None:
+def test_embeddings_in_place_of_ids(model: Any, recording: Recording, verified: Any) -> None:
     """A pass that was given embeddings has rows like any other."""
     tokens = torch.tensor([PROMPTS[0]])
     with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
         model(inputs_embeds=model.get_input_embeddings()(tokens))
     assert_routed_as(recording.rows(), expected_routing(model, PROMPTS[0]), range(WIDTH))
+    verified(subject="torch probe", what="embeddings in place of ids")
 
 
 @pytest.mark.parametrize(
@@ -145,16 +151,22 @@ def test_generations_that_cannot_be_followed_are_refused(
     assert any(reason in record.message for record in caplog.records)
 
 
-def test_packed_sequences_are_refused(model: Any, recording: Recording) -> None:
+def test_packed_sequences_are_refused(model: Any, recording: Recording, verified: Any) -> None:
     """Positions that begin anew within a row tell of several requests in it."""
     with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
         model(torch.tensor([[5, 9, 11, 2, 40]]), position_ids=torch.tensor([[0, 1, 2, 0, 1]]))
         assert probe.counters.refused_passes == 1
     assert recording.rows() == []
+    verified(subject="torch probe", what="refused: packed sequences")
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputed_layers_count_once(model: Any, recording: Recording, reentrant: bool) -> None:  # noqa: FBT001
+def test_recomputed_layers_count_once(
+    model: Any,
+    recording: Recording,
+    reentrant: bool,  # noqa: FBT001
+    verified: Any,
+) -> None:
     """Gradient checkpointing of both kinds, over two micro-batches."""
     model.train()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
@@ -168,9 +180,15 @@ def test_recomputed_layers_count_once(model: Any, recording: Recording, reentran
         assert probe.counters.passed_rows == 2 * WIDTH
         assert probe.counters.errors == probe.counters.incomplete_passes == 0
     assert model.model.layers[0].mlp.gate.weight.grad is not None
+    verified(
+        subject="torch probe",
+        what=f"gradient checkpointing, {'' if reentrant else 'not '}reentrant",
+    )
 
 
-def test_token_ids_are_hashed_before_they_are_recorded(model: Any, tmp_path: Path) -> None:
+def test_token_ids_are_hashed_before_they_are_recorded(
+    model: Any, tmp_path: Path, verified: Any
+) -> None:
     """What the recorder gets is the hash of the token, row by row."""
     recording = Recording(model, tmp_path, token_id_kind="keyed_hash")
     with (
@@ -181,3 +199,4 @@ def test_token_ids_are_hashed_before_they_are_recorded(model: Any, tmp_path: Pat
         model(LEFT, attention_mask=MASK)
     hashes = [row.token for row in recording.rows()]
     assert hashes == [3 * token for prompt in PROMPTS for token in prompt]
+    verified(subject="torch probe", what="hashed token ids")

@@ -122,9 +122,8 @@ def test_replays_are_recorded_as_what_they_computed(
     for name, prompt in wanted.items():
         mine = [row for row in rows if row.request == name]
         assert_routed_as(mine, expected_routing(model, prompt), range(LENGTH))
-    subject = "torch probe, captured graphs"
-    verified(subject=subject, what="operators replayed on a CPU")
-    not_verified(subject=subject, what="CUDA graphs", why="there was no GPU to test on")
+    verified(subject="torch probe", what="captured graphs, their operators replayed on a CPU")
+    not_verified(subject="torch probe", what="CUDA graphs", why="there was no GPU to test on")
 
 
 def test_what_an_earlier_replay_left_is_not_recorded_again(

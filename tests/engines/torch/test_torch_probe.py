@@ -67,7 +67,7 @@ def test_ids_entropy_margin_and_weights_are_the_routers(model: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_is_left_out(model: Any, tmp_path: Path, side: str) -> None:
+def test_padding_is_left_out(model: Any, tmp_path: Path, side: str, verified: Any) -> None:
     """Each request of a padded batch is recorded as if it had been computed alone."""
     recording = Recording(model, tmp_path)
     ids, mask = padded(side)
@@ -81,9 +81,12 @@ def test_padding_is_left_out(model: Any, tmp_path: Path, side: str) -> None:
         mine = [row for row in rows if row.request == facts.id]
         assert_routed_as(mine, expected_routing(model, sequence), range(len(sequence)))
         assert {row.phase for row in mine} == {Phase.PREFILL}
+    verified(subject="torch probe", what=f"padding on the {side}")
 
 
-def test_generate_with_cache_is_prefill_then_decode(model: Any, tmp_path: Path) -> None:
+def test_generate_with_cache_is_prefill_then_decode(
+    model: Any, tmp_path: Path, verified: Any
+) -> None:
     """Decode steps on a key-value cache continue each request where its own prompt ended."""
     recording = Recording(model, tmp_path)
     ids, mask = padded("left")
@@ -98,9 +101,10 @@ def test_generate_with_cache_is_prefill_then_decode(model: Any, tmp_path: Path) 
         assert_routed_as(mine, expected_routing(model, whole), range(len(whole) - 1))
         decoded = [row.position for row in mine if row.phase is Phase.DECODE]
         assert decoded == list(range(len(prompt), len(whole) - 1))
+    verified(subject="torch probe", what="generate on a cache")
 
 
-def test_rows_behind_the_end_token_are_left_out(model: Any, tmp_path: Path) -> None:
+def test_rows_behind_the_end_token_are_left_out(model: Any, tmp_path: Path, verified: Any) -> None:
     """`generate` goes on feeding finished rows under a mask of ones: they are no tokens."""
     prompts = torch.tensor([[5, 9, 11], [7, 7, 21]])
     free = model.generate(prompts, do_sample=False, max_new_tokens=8)
@@ -115,9 +119,10 @@ def test_rows_behind_the_end_token_are_left_out(model: Any, tmp_path: Path) -> N
         mine = [row for row in rows if row.request == facts.id]
         # The last generated token is never fed; an end token is fed, but an engine would not.
         assert len(mine) == 3 + min(length, 7)
+    verified(subject="torch probe", what="rows behind the end token")
 
 
-def test_a_copied_prefix_cache_is_not_recorded(model: Any, tmp_path: Path) -> None:
+def test_a_copied_prefix_cache_is_not_recorded(model: Any, tmp_path: Path, verified: Any) -> None:
     """With a prefix's key-value cache only what follows is computed, and recorded so."""
     from transformers import DynamicCache
 
@@ -129,6 +134,7 @@ def test_a_copied_prefix_cache_is_not_recorded(model: Any, tmp_path: Path) -> No
         with attach(model, recording.recorder) as probe, probe.request("late"):
             model(torch.tensor([whole[4:]]), cache=cache, use_cache=True)
     assert_routed_as(recording.rows(), expected_routing(model, whole), range(4, len(whole)))
+    verified(subject="torch probe", what="cached prefix")
 
 
 def test_gradient_checkpointing_records_each_row_once(model: Any, tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ def test_gradient_checkpointing_records_each_row_once(model: Any, tmp_path: Path
     assert {row.phase for row in recording.rows()} == {Phase.TRAIN}
 
 
-def test_detach_restores_the_model(model: Any, tmp_path: Path) -> None:
+def test_detach_restores_the_model(model: Any, tmp_path: Path, verified: Any) -> None:
     """After a probe the model has no hook left, and gives the same output."""
     recording = Recording(model, tmp_path)
     ids = torch.tensor([SEQUENCES[0]])
@@ -159,6 +165,7 @@ def test_detach_restores_the_model(model: Any, tmp_path: Path) -> None:
     assert torch.equal(before, after)
     assert [(m._forward_hooks, m._forward_pre_hooks) for m in model.modules()] == hooks
     assert len(recording.rows()) == len(SEQUENCES[0])
+    verified(subject="torch probe", what="detach")
 
 
 def test_errors_never_reach_the_model(
