@@ -27,6 +27,7 @@ with warnings.catch_warnings():
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
     from vllm.v1.worker.gpu.model_runner import ExecuteModelState, sort_batch_req_ids
 
+from moescope.core.clock import ManualClock
 from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
 from moescope.producers import Recorder
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
@@ -41,6 +42,8 @@ from moescope.producers.vllm_plugin.workers import hook_runner
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from moescope.core.clock import Clock
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 3
 SUBJECT = "vLLM plugin"
@@ -147,12 +150,20 @@ class RunnerV2:
 class Engine:
     """Routers, a probe on them, and the recorder behind it."""
 
-    def __init__(self, folder: Path, runner: Any, refusal: str = "", experts: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        runner: Any,
+        refusal: str = "",
+        experts: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.folder, self.runner = folder, runner
         self.model = torch.nn.ModuleList([Layer(layer) for layer in range(LAYERS)])
         self.recorder = Recorder(
             model="m", revision="r", layers=range(LAYERS), experts=EXPERTS, top_k=TOP_K,
             directory=folder / "ring", ring_bytes=1 << 20, rank_order="selection_score",
+            clock=clock,
         )  # fmt: skip
         self.capture = RoutingCapture(LAYERS, 32, TOP_K, CPU, is_replayed=False)
         self.unwrap = [
@@ -491,13 +502,46 @@ def test_passes_of_warm_up_are_not_seen(v1: Engine) -> None:
     assert v1.recorded().requests == {}
 
 
-def test_a_switched_off_recorder_costs_no_copies(v1: Engine) -> None:
+def test_a_switched_off_recorder_costs_no_copies(tmp_path: Path) -> None:
     """The file `disable` switches recording off while the engine runs; rows are unseen then."""
-    (v1.folder / "ring" / "disable").touch()
-    v1.recorder.counters()  # looks at once
+    clock = ManualClock(1_700_000_000_000_000)
+    v1 = Engine(tmp_path, RunnerV1(), clock=clock)
+    switch = tmp_path / "ring" / "disable"
+    switch.touch()
+    clock.sleep(2)  # it is looked for once a second
+    v1.capture.ids.fill_(-9)
+    v1.capture.weights.fill_(-9)
     v1.run(scheduled({"a": 4}, new={"a": (4, 0)}), {"a": 0})
-    assert v1.capture.rows_seen()[0] == -1 or not v1.recorder.is_recording
-    assert v1.recorder.counters().recorded_rows == 0
+    assert (v1.capture.ids == -9).all()
+    assert (v1.capture.weights == -9).all()
+    assert v1.probe.counters.refused_rows == 4
+    switch.unlink()
+    clock.sleep(2)
+    logits = v1.run(scheduled({"a": 1}, computed={"a": 4}), {"a": 4})
+    counters = v1.recorder.counters()
+    assert (counters.recorded_rows, counters.unseen_rows) == (1, 4)
+    found = v1.recorded()
+    assert experts(found, "a") == {4: chosen(logits)[0]}
+    assert {header.labels["unseen_reason"] for header in found.headers} == {
+        "recording is switched off"
+    }
+
+
+def test_routers_report_only_inside_a_pass(v1: Engine) -> None:
+    """Profiling and warm-up call the model beside `execute_model`: nothing of that is copied."""
+    v1.capture.ids.fill_(-9)
+    v1.route(4)
+    assert (v1.capture.ids == -9).all()
+    logits = v1.run(scheduled({"a": 3}, new={"a": (4, 0)}), {"a": 0})
+    copied = v1.capture.ids.clone()
+    v1.route(4)
+    assert (v1.capture.ids == copied).all()
+    assert {*v1.capture.rows_seen()} == {3}
+    assert v1.probe.before_pass(scheduled({}, finished=("b",)), (None,), {}) is False
+    v1.route(4)  # what idle data-parallel ranks compute
+    assert (v1.capture.ids == copied).all()
+    assert v1.recorder.counters().unseen_rows == 0
+    assert experts(v1.recorded(), "a") == dict(enumerate(chosen(logits)))
 
 
 def test_out_of_range_ids_are_rejected(v1: Engine) -> None:
