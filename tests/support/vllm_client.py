@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from support.vllm_server import MODEL_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from support.vllm_server import VllmServer
 
-LONGEST_WAIT_S = 60.0
+LONGEST_WAIT_S = 180.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +102,35 @@ def complete(server: VllmServer, prompt: Prompt) -> Reply:
         except (OSError, http.client.HTTPException) as broken:
             error = repr(broken)
     return _decode(seen, sent, status, error)
+
+
+def complete_whole(
+    server: VllmServer, prompt: Prompt, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole response of a completion that is no stream.
+
+    Args:
+        server: A server.
+        prompt: The request.
+        options: More of its body.
+    """
+    body = {
+        "model": MODEL_NAME,
+        "prompt": list(prompt.token_ids),
+        "max_tokens": prompt.tokens,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **options,
+    }
+    headers = {"Content-Type": "application/json", "X-Request-Id": prompt.request_id}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONGEST_WAIT_S)
+    with closing(connection):
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    assert answer.status == http.client.OK, text
+    response: dict[str, Any] = json.loads(text)
+    return response
 
 
 def _read_stream(answer: http.client.HTTPResponse, seen: _Lines, most: int | None) -> None:

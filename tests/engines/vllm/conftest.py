@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from support.vllm_server import TINY_MOE, VllmNursery
+from support.vllm_server import VllmNursery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,5 @@ if TYPE_CHECKING:
 def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmNursery]:
     """Starts servers: `nursery.start("name", ServerOptions(ring=folder))`."""
     pytest.importorskip("vllm", reason="`make engines` has vLLM")
-    if not TINY_MOE.exists():
-        pytest.skip("`make recordings` trains the small MoE")
     with VllmNursery(tmp_path_factory.mktemp("vllm")) as nursery:
         yield nursery

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from support.plugin_rows import Recorded, RecordedRequest, recorded
-from support.vllm_client import Prompt, Reply, complete_all
+from support.vllm_client import Prompt, Reply, complete_all, complete_whole
 from support.vllm_server import MODEL_NAME, TINY_MOE, ServerOptions, wait_until_ready
 
 pytest.importorskip("vllm", reason="`make engines` has vLLM")
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from support.plugin_rows import RecordedRow
     from support.vllm_server import VllmNursery, VllmServer
 
 BLOCK = 32
@@ -30,7 +31,7 @@ SUBJECT = "vLLM plugin"
 CLEAR_MARGIN = 1e-4
 """Closer choices may fall differently where sums are taken in another order."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass(frozen=True)
@@ -244,26 +245,39 @@ def expect_each_token_once(prompt: Prompt, reply: Reply, request: RecordedReques
         assert row.phase is (Phase.PREFILL if is_prompt else Phase.DECODE)
 
 
-def expect_ids_of_weights(model: Any, served: Served) -> int:
-    """Compare all rows with the weights' own routing; returns how many layers were compared."""
+def expect_ids_of(expected: Expected, request: RecordedRequest) -> int:
+    """Compare a request's rows with the weights' own routing; how many layers were compared."""
     compared = 0
-    for prompt, reply, request in served.whole():
-        expected = expected_routing(model, computed_tokens(prompt, reply))
-        clear, first_clear = expected.is_clear(), expected.has_clear_first()
-        for row in request.rows:
-            if row.phase is Phase.DRAFT:
-                continue
-            if row.position == len(clear):  # an answer's last token, which was a draft
-                continue
-            for layer in range(LAYERS):
-                wanted = expected.order[row.position, layer]
-                if clear[row.position, layer]:
-                    assert {*row.expert_ids[layer].tolist()} == {*wanted[:TOP_K].tolist()}
-                    compared += 1
-                if clear[row.position, layer] and first_clear[row.position, layer]:
-                    assert row.top1 is not None
-                    assert row.expert_ids[layer][row.top1[layer]] == wanted[0]
+    clear, first_clear = expected.is_clear(), expected.has_clear_first()
+    for row in request.rows:
+        if row.phase is Phase.DRAFT:
+            continue
+        if row.position == len(clear):  # an answer's last token, which was a draft
+            continue
+        for layer in range(LAYERS):
+            wanted = expected.order[row.position, layer]
+            if clear[row.position, layer]:
+                assert {*row.expert_ids[layer].tolist()} == {*wanted[:TOP_K].tolist()}
+                compared += 1
+            if clear[row.position, layer] and first_clear[row.position, layer]:
+                assert row.top1 is not None
+                assert row.expert_ids[layer][row.top1[layer]] == wanted[0]
     return compared
+
+
+def expect_same_choice(one: RecordedRow, other: RecordedRow, clear: NDArray[np.bool_]) -> int:
+    """Two computations of one token, where rounding does not decide; how many layers that was."""
+    for layer in np.flatnonzero(clear).tolist():
+        assert {*one.expert_ids[layer].tolist()} == {*other.expert_ids[layer].tolist()}
+    return int(clear.sum())
+
+
+def expect_ids_of_weights(model: Any, served: Served) -> int:
+    """The same for all requests."""
+    return sum(
+        expect_ids_of(expected_routing(model, computed_tokens(prompt, reply)), request)
+        for prompt, reply, request in served.whole()
+    )
 
 
 def test_eager_routing_is_that_of_the_weights(pressed: Served, model: Any, verified: Any) -> None:
@@ -304,10 +318,12 @@ def test_prefix_cache_hits_are_the_missing_rows(pressed: Served, verified: Any) 
 
 
 def test_without_a_prefix_cache_equal_prompts_are_recorded_alike(
-    compiled: Served, verified: Any
+    compiled: Served, model: Any, verified: Any
 ) -> None:
     """Nothing is cached: the second time has all rows, with the ids of the first."""
     by_id = {prompt.request_id: prompt for prompt in compiled.prompts}
+    replies = dict(zip(by_id, compiled.replies, strict=True))
+    compared = 0
     for name, prompt in by_id.items():
         if name.startswith("again-"):
             first, again = (
@@ -315,19 +331,37 @@ def test_without_a_prefix_cache_equal_prompts_are_recorded_alike(
                 compiled.request(prompt),
             )
             assert again.cached_tokens == 0
-            assert len(first.rows) == len(again.rows)
+            tokens = computed_tokens(prompt, replies[name])
+            assert tokens == computed_tokens(prompt, replies[name.removeprefix("again-")])
+            clear = expected_routing(model, tokens).is_clear()
+            for one, other in zip(first.rows, again.rows, strict=True):
+                assert one.position == other.position
+                compared += expect_same_choice(one, other, clear[one.position])
+    assert compared > 0
     verified(subject=SUBJECT, what="prefix cache off")
 
 
-def test_preempted_requests_keep_their_first_attempt(pressed: Served, verified: Any) -> None:
+def test_preempted_requests_keep_their_first_attempt(
+    pressed: Served, model: Any, verified: Any
+) -> None:
     """What is computed again after preemption is recorded, flagged, and never counts."""
-    recomputed = [
-        row
-        for _, _, request in pressed.whole()
-        for row in request.rows
-        if row.flags & RowFlag.RECOMPUTED
-    ]
-    assert recomputed
+    redone = 0
+    for prompt, reply, request in pressed.whole():
+        clear = expected_routing(model, computed_tokens(prompt, reply)).is_clear()
+        passes = [row.pass_id or 0 for row in request.rows]
+        assert passes == sorted(passes)  # in the order in which they were computed
+        first: dict[int, RecordedRow] = {}
+        for row in request.rows:
+            is_again = row.position in first
+            assert bool(row.flags & RowFlag.RECOMPUTED) is is_again
+            if is_again:
+                redone += 1
+                expect_same_choice(first[row.position], row, clear[row.position])
+            first.setdefault(row.position, row)
+        counted = request.countable()
+        assert len(counted) == len(first)
+        assert all(row is first[row.position] for row in counted)
+    assert redone > 0
     verified(subject=SUBJECT, what="preemption: first attempt counts")
 
 
@@ -394,6 +428,40 @@ def test_passes_hold_the_tokens_that_were_computed_together(pressed: Served) -> 
             rows[row.pass_id] = rows.get(row.pass_id, 0) + 1
     assert max(rows.values()) <= 48
     assert max(map(len, by_pass.values())) >= 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 3, "temperature": 1.0},
+        {"logprobs": 3, "temperature": 0, "return_tokens_as_token_ids": True},
+        {"prompt_logprobs": 2, "temperature": 0, "return_tokens_as_token_ids": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_rows_are_exact_whatever_a_client_asks_for(
+    pressed: Served, folder: Path, model: Any, options: dict[str, Any], verified: Any
+) -> None:
+    """Several samples, or log-probabilities of what was generated or asked, in tiny chunks."""
+    kind = next(iter(options))
+    (prompt,) = prompts_of(len(kind), [70], 9)
+    prompt = replace(prompt, request_id=f"asked-{kind}")
+    response = complete_whole(pressed.server, prompt, options)
+    samples = [choice["token_ids"] for choice in response["choices"]]
+    assert len(samples) == options.get("n", 1)
+    complete_all(pressed.server, prompts_of(98, [5], 2))
+    found = recorded(folder / "pressed", folder / "pressed-log")
+    replies = [
+        Reply(response_id=response["id"], token_ids=tokens, sent_ns=0, arrived_ns=[])
+        for tokens in samples
+    ]
+    for sample, reply in enumerate(replies):
+        name = f"{response['id']}#{sample}" if sample else response["id"]
+        request = found.requests[name]
+        expect_each_token_once(prompt, reply, request)
+        assert request.task == response["id"]
+        expect_ids_of(expected_routing(model, computed_tokens(prompt, reply)), request)
+    verified(subject=SUBJECT, what=f"ids and positions with `{kind}`")
 
 
 def test_rejected_drafts_are_labelled_and_accepted_ones_count(
