@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     Start = Callable[..., "Watched"]
 
 pytest.importorskip("vllm", reason="`make engines` has vLLM")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 SUBJECT = "vLLM plugin"
 NODE = "chaos"
 VOCABULARY = 2048
-LONGEST_S = 20.0
+LONGEST_S = 120.0
 _numbers = count()
 
 
@@ -138,10 +138,19 @@ class Counted:
 
 
 class NanRows(NamedTuple):
-    """Rows of a model whose router is not a number, and how many there were."""
+    """Rows of a model whose router is not a number, and of the same server with a failing probe.
+
+    Attributes:
+        counted: Before the probe fails.
+        computed: How many rows the engine computed until then.
+        failing: Counted while it fails.
+        log: What the server said at the end.
+    """
 
     counted: Counted
     computed: int
+    failing: Counted
+    log: str
 
 
 @pytest.fixture(scope="module")
@@ -186,25 +195,23 @@ def own(start: Start) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="module")
-def watched(start: Start) -> Iterator[Watched]:
-    """The server that most tests share; each takes what it finds as its beginning."""
-    watched = start("shared", {"MOESCOPE_WEIGHTS": "1"})  # larger rows
-    wait_until_ready(watched.server)
-    yield watched
-    watched.server.kill()
-
-
-@pytest.fixture(scope="module")
 def faults_file(folder: Path) -> Path:
-    """Which fault the broken server has at the moment; none while it is not there."""
+    """Which fault the shared server has at the moment; none while it is not there."""
     return folder / "fault"
 
 
 @pytest.fixture(scope="module")
-def broken(start: Start, folder: Path, faults_file: Path) -> Iterator[Watched]:
-    """The server whose probe sees what a file says."""
-    paths = install(folder / "fault-plugin")
-    watched = start("broken", {FILE_VARIABLE: str(faults_file)}, paths=paths)
+def fault_plugin(folder: Path) -> tuple[Path, ...]:
+    """Paths of the plugin that breaks what the probe sees, as a file says."""
+    return install(folder / "fault-plugin")
+
+
+@pytest.fixture(scope="module")
+def watched(start: Start, faults_file: Path, fault_plugin: tuple[Path, ...]) -> Iterator[Watched]:
+    """The server that most tests share; each takes what it finds as its beginning."""
+    variables = {"MOESCOPE_WEIGHTS": "1", FILE_VARIABLE: str(faults_file)}  # larger rows
+    watched = start("shared", variables, paths=fault_plugin)
+    wait_until_ready(watched.server)
     yield watched
     watched.server.kill()
 
@@ -309,45 +316,27 @@ def test_the_kill_switch_stops_recording_and_counts_what_it_costs(
 
 @pytest.mark.parametrize("fault", [IDS_BEYOND, NEGATIVE_IDS, ZEROS, FEWER_ROWS, MISSED_LAYER])
 def test_impossible_observations_are_counted_and_never_recorded(
-    broken: Watched, faults_file: Path, fault: str, verified: Any
+    watched: Watched, faults_file: Path, fault: str, verified: Any
 ) -> None:
     """Ids out of range are rejected, rows that nobody saw rightly are unseen; none is recorded."""
-    broken.check_answers(load(600))
-    before = broken.counted()
+    watched.check_answers(load(600))
+    before = watched.counted()
     faults_file.write_text(fault, encoding="ascii")
     try:
-        broken.check_answers(load(601 + len(fault)))
+        watched.check_answers(load(601 + len(fault)))
     finally:
         faults_file.unlink()
-    during = broken.counted().since(before)
+    during = watched.counted().since(before)
     assert during.recorded == 0
     if fault in {IDS_BEYOND, NEGATIVE_IDS}:
         assert (during.rejected > 0, during.unseen) == (True, 0)
     else:
         assert (during.rejected, during.unseen > 0) == (0, True)
-    before = broken.counted()
-    broken.check_answers(load(700))
-    after = broken.counted().since(before)
+    before = watched.counted()
+    watched.check_answers(load(700))
+    after = watched.counted().since(before)
     assert (after.recorded > 0, after.rejected, after.unseen) == (True, 0, 0)
     verified(subject=SUBJECT, what=f"same answers, and counted: {fault}")
-
-
-def test_a_probe_that_fails_again_and_again_goes_off(
-    own: Start, folder: Path, verified: Any
-) -> None:
-    """After eight errors it looks no more, says so once, and still counts the rows it misses."""
-    file = folder / "always"
-    paths = install(folder / "other-plugin")
-    failing = own("failing", {FILE_VARIABLE: str(file)}, paths=paths)
-    failing.check_answers(load(800))
-    file.write_text(ERROR, encoding="ascii")
-    before = failing.counted()
-    failing.check_answers(load(801))
-    failing.check_answers(load(802))
-    after = failing.counted().since(before)
-    assert (after.recorded, after.unseen > 0) == (0, True)
-    assert failing.server.log_text().count("after repeated errors") == 1
-    verified(subject=SUBJECT, what="same answers, and counted: a failing probe")
 
 
 @pytest.fixture
@@ -419,15 +408,31 @@ def test_an_engine_that_is_killed_leaves_its_rows(own: Start, verified: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def nan_rows(nursery: VllmNursery, start: Start, folder: Path) -> NanRows:
-    """What was counted of a model with NaN in a router, whose answers were the same as without."""
+def nan_rows(
+    nursery: VllmNursery, start: Start, folder: Path, fault_plugin: tuple[Path, ...]
+) -> NanRows:
+    """What was counted of servers that answered as one without the plugin."""
     model = model_with_nan_router(folder / "nan-model")
     plain = nursery.launch("chaos-nan-plain", ServerOptions(model=model))
-    watched = start("nan", {"MOESCOPE_WEIGHTS": "1"}, model=model)
-    computed = replace(watched, plain=plain).check_answers(load(1200))
+    file = folder / "always"
+    variables = {"MOESCOPE_WEIGHTS": "1", FILE_VARIABLE: str(file)}
+    watched = replace(start("nan", variables, model=model, paths=fault_plugin), plain=plain)
+    computed = watched.check_answers(load(1200))
+    counted = watched.counted()
+    file.write_text(ERROR, encoding="ascii")
+    watched.check_answers(load(801))
+    watched.check_answers(load(802))
+    failing = watched.counted().since(counted)
     plain.kill()
     watched.server.kill()
-    return NanRows(watched.counted(), computed)
+    return NanRows(counted, computed, failing, watched.server.log_text())
+
+
+def test_a_probe_that_fails_again_and_again_goes_off(nan_rows: NanRows, verified: Any) -> None:
+    """After eight errors it looks no more, says so once, and still counts the rows it misses."""
+    assert (nan_rows.failing.recorded, nan_rows.failing.unseen > 0) == (0, True)
+    assert nan_rows.log.count("after repeated errors") == 1
+    verified(subject=SUBJECT, what="same answers, and counted: a failing probe")
 
 
 def test_a_model_whose_router_is_not_a_number_serves_as_without(
@@ -447,12 +452,10 @@ def test_rows_whose_weights_are_not_numbers_are_not_recorded(nan_rows: NanRows) 
 
 def model_with_nan_router(folder: Path) -> Path:
     """The small MoE, with NaN in two rows of one layer's router."""
-    from safetensors.numpy import load_file, save_file
+    from safetensors.torch import load_file, save_file
 
     shutil.copytree(TINY_MOE, folder)
     tensors = load_file(folder / "model.safetensors")
-    gate = tensors["model.layers.2.mlp.gate.weight"].copy()
-    gate[[3, 7]] = np.nan
-    save_file(tensors | {"model.layers.2.mlp.gate.weight": gate}, folder / "model.safetensors",
-              metadata={"format": "pt"})  # fmt: skip
+    tensors["model.layers.2.mlp.gate.weight"][[3, 7]] = np.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
