@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -33,9 +35,9 @@ from support.vllm_fault_plugin import (
     ZEROS,
     install,
 )
-from support.vllm_server import TINY_MOE, ServerOptions, wait_until_ready
+from support.vllm_server import TINY_MOE, ServerOptions, VllmServer, wait_until_ready
 
-from moescope.core.batchlog import partition_names
+from moescope.core.batchlog import BatchLogAppendError, partition_names
 from moescope.core.vocabulary import RowFlag
 from moescope.producers.agent import Agent
 from moescope.producers.ring.layout import HEADER_BYTES, RING_SUFFIX
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from support.rings import Logged
-    from support.vllm_server import VllmNursery, VllmServer
+    from support.vllm_server import VllmNursery
 
     Start = Callable[..., "Watched"]
 
@@ -365,7 +367,10 @@ def test_without_room_for_a_ring_the_server_serves(
     assert text.count("The engine is not watched") == 1
     assert "RingCreateError" in text
     assert not list(memory_folder.glob(f"*{RING_SUFFIX}*"))
-    verified(subject=SUBJECT, what=f"same answers, and counted: {trouble}")
+    verified(
+        subject=SUBJECT,
+        what=f"same answers, nothing recorded, one error in the engine's log: {trouble} at start",
+    )
 
 
 def test_a_ring_whose_header_is_destroyed_is_set_aside(own: Start, verified: Any) -> None:
@@ -382,29 +387,136 @@ def test_a_ring_whose_header_is_destroyed_is_set_aside(own: Start, verified: Any
     assert not partition_names(watched.log)
     shutil.rmtree(watched.ring)
     watched.check_answers(load(1002))
-    verified(subject=SUBJECT, what="same answers, and counted: ring header destroyed")
+    verified(subject=SUBJECT, what="same answers, and counted by the agent: ring header destroyed")
 
 
-def test_an_engine_that_is_killed_leaves_its_rows(own: Start, verified: Any) -> None:
-    """The model gone amid requests: everything up to then is shipped, once the lock is free."""
-    watched = own("killed", {})
-    watched.check_answers(load(1100))
-    whole = {row.request for row in rows_of(watched.drained())}
-    before = watched.counted()
-    asked = prompts_of(1101, requests=4, length=40, tokens=400)
-    with ThreadPoolExecutor(1) as client:
-        replies = client.submit(complete_all, watched.server, asked)
-        end = time.monotonic() + LONGEST_S
-        while watched.counted().since(before).recorded < 4 * 60 and time.monotonic() < end:
-            time.sleep(0.02)
+@pytest.fixture(scope="module")
+def on_small_disk(start: Start, folder: Path) -> Iterator[Watched]:
+    """A server whose ring lies on a file system of its own, beside the batch log."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "moescope-test", str(disk)],
+        check=False, capture_output=True,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        watched = start("disk", {})
+        wait_until_ready(watched.server)
+        yield watched
         watched.server.kill()
-        assert all(len(reply.token_ids) < 400 for reply in replies.result())
-    recorded = watched.counted().recorded
-    found = [row for row in rows_of(watched.drained()) if not row.is_context]
-    assert len(found) == recorded
-    cut_off = {row.request for row in found} - whole
-    assert cut_off == {f"cmpl-{prompt.request_id}" for prompt in asked}
-    verified(subject=SUBJECT, what="same answers, and counted: engine killed amid requests")
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_disk_that_fills_up_stops_the_log_and_not_the_ring(
+    on_small_disk: Watched, verified: Any
+) -> None:
+    """The ring has all its room from the start; what the log cannot take stays in the ring."""
+    watched = on_small_disk
+    watched.check_answers(load(1300))
+    watched.drained()
+    before, old = watched.counted(), len(watched.shipped())
+    filler = watched.ring.parent / "filler"
+    with Agent(watched.ring, watched.log) as agent:
+        fill_up(filler)
+        computed = watched.check_answers(load(1301))
+        assert watched.counted().since(before) == Counted(computed, 0, 0)
+        with pytest.raises(BatchLogAppendError):
+            agent.drain()
+        assert agent.counters().failed_appends > 0
+        filler.unlink()
+        agent.drain()
+    batches = watched.shipped()[old:]
+    own = [row for row in rows_of(batches) if not row.is_context]
+    assert len({(row.request, row.position) for row in own}) == len(own) == computed
+    assert not lost_rows(batches)
+    verified(
+        subject=SUBJECT,
+        what="same answers, and all shipped once there is room: disk full while serving",
+    )
+
+
+def test_a_folder_that_becomes_read_only_stops_new_agents_only(
+    on_small_disk: Watched, verified: Any
+) -> None:
+    """Engine and agent have open what they write to; who comes later is refused."""
+    watched = on_small_disk
+    watched.check_answers(load(1310))
+    watched.drained()
+    before, old = watched.counted(), len(watched.shipped())
+    with Agent(watched.ring, watched.log) as agent:
+        agent.run_once()
+        with read_only(watched.ring):
+            with pytest.raises(OSError, match="Read-only"):
+                (watched.ring / "new").touch()
+            computed = watched.check_answers(load(1311))
+            with pytest.raises(OSError, match="Read-only"):
+                Agent(watched.ring, watched.log)
+            agent.drain()
+    assert watched.counted().since(before) == Counted(computed, 0, 0)
+    own = [row for row in rows_of(watched.shipped()[old:]) if not row.is_context]
+    assert len(own) == computed
+    verified(
+        subject=SUBJECT, what="same answers, and all shipped: ring's folder read-only while serving"
+    )
+
+
+def fill_up(file: Path) -> None:
+    """Take all room that is left, down to the last byte."""
+    for size in (1 << 16, 1):
+        with suppress(OSError), file.open("ab", buffering=0) as opened:
+            while True:
+                opened.write(bytes(size))
+    with pytest.raises(OSError, match="No space"):
+        file.with_name("more").write_bytes(b"more")
+    file.with_name("more").unlink()
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Nobody can open a file of the folder for writing; who has one open goes on."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def test_an_engine_that_goes_away_leaves_its_rows(own: Start, verified: Any) -> None:
+    """Killed, or told to end, amid requests: all it computed is shipped, and the next one serves.
+
+    What clients got until then is what a server without the plugin says.
+    """
+    asked = prompts_of(1101, requests=4, length=40, tokens=400)
+    watched = own("gone", {})
+    wait_until_ready(watched.plain)
+    expected = complete_all(watched.plain, asked)
+    assert [len(reply.token_ids) for reply in expected] == [400] * 4
+    for number, leave in enumerate((VllmServer.kill, VllmServer.stop)):
+        again = [replace(prompt, request_id=f"gone-{next(_numbers)}") for prompt in asked]
+        watched.check_answers(load(1102 + number))
+        old = len(watched.drained())
+        before = watched.counted()
+        with ThreadPoolExecutor(1) as client:
+            replies = client.submit(complete_all, watched.server, again)
+            end = time.monotonic() + LONGEST_S
+            while watched.counted().since(before).recorded < 4 * 60 and time.monotonic() < end:
+                time.sleep(0.02)
+            leave(watched.server)
+        for reply, wanted in zip(replies.result(), expected, strict=True):
+            assert len(reply.token_ids) < 400
+            assert reply.token_ids == wanted.token_ids[: len(reply.token_ids)]
+        recorded = watched.counted().since(before).recorded
+        found = [row for row in rows_of(watched.drained()[old:]) if not row.is_context]
+        assert len(found) == recorded
+        assert {row.request for row in found} == {f"cmpl-{prompt.request_id}" for prompt in again}
+        if leave is VllmServer.kill:
+            watched = own("gone", {})
+    verified(subject=SUBJECT, what="same answers, and all shipped: engine killed amid requests")
+    verified(subject=SUBJECT, what="same answers, and all shipped: engine stopped amid requests")
 
 
 @pytest.fixture(scope="module")
