@@ -23,7 +23,7 @@ from support.torch_models import (
 
 from moescope.core.errors import InputError
 from moescope.producers import attach
-from moescope.producers.torch_probe.probe import ERRORS_ALLOWED
+from moescope.producers.torch_probe.unrecorded import ERRORS_ALLOWED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,18 +64,21 @@ def unseen(recording: Recording) -> int:
     return recording.recorder.counters().unseen_rows
 
 
-def test_two_probes_on_one_model_are_refused(model: Any, recording: Recording) -> None:
+def test_two_probes_on_one_model_are_refused(
+    model: Any, recording: Recording, verified: Any
+) -> None:
     """A second probe would count every token twice; after detaching there is room for one."""
     with attach(model, recording.recorder), pytest.raises(InputError, match="has a probe already"):
         attach(model, recording.recorder)
     with attach(model, recording.recorder) as probe, probe.request("one"):
         logits(model)
     assert len(recording.rows()) == len(TOKENS)
+    verified(subject="torch probe", what="refused: a second probe")
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_scores_that_are_no_numbers_are_left_out(
-    model: Any, recording: Recording, broken: float
+    model: Any, recording: Recording, broken: float, verified: Any
 ) -> None:
     """A router that computes nonsense is told as unseen, not as routing; the output stays."""
     model.model.layers[1].mlp.gate.weight.data[2] = broken
@@ -88,9 +91,12 @@ def test_scores_that_are_no_numbers_are_left_out(
     assert torch.equal(plain, watched) or torch.isnan(plain).equal(torch.isnan(watched))
     assert unseen(recording) == len(TOKENS)
     assert recording.rows() == []
+    verified(subject="torch probe", what=f"same output, and counted: scores of {broken}")
 
 
-def test_experts_that_do_not_exist_are_left_out(model: Any, recording: Recording) -> None:
+def test_experts_that_do_not_exist_are_left_out(
+    model: Any, recording: Recording, verified: Any
+) -> None:
     """Ids out of range never reach the counts; the rows beside them do."""
     gate = model.model.layers[0].mlp.gate
 
@@ -121,6 +127,7 @@ def test_experts_that_do_not_exist_are_left_out(model: Any, recording: Recording
         assert (probe.counters.invalid_rows, probe.counters.passed_rows) == (2, len(TOKENS) - 2)
     assert torch.equal(plain, watched)
     assert [row.position for row in recording.rows()] == [0, 1, 2, 5, 6]
+    verified(subject="torch probe", what="same output, and counted: experts that do not exist")
 
 
 def test_a_probe_that_keeps_failing_switches_itself_off(
@@ -128,6 +135,7 @@ def test_a_probe_that_keeps_failing_switches_itself_off(
     recording: Recording,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    verified: Any,
 ) -> None:
     """Errors inside hooks never change the output, are counted, and end with one line."""
     plain = logits(model)
@@ -146,15 +154,17 @@ def test_a_probe_that_keeps_failing_switches_itself_off(
         "Not recorded (said once, then only counted): RuntimeError: no such luck"
     ]
     assert len([r for r in caplog.records if "switched off" in r.message]) == 1
+    verified(subject="torch probe", what="same output, and counted: a failing probe")
 
 
-def test_a_closed_recorder_changes_nothing(model: Any, recording: Recording) -> None:
+def test_a_closed_recorder_changes_nothing(model: Any, recording: Recording, verified: Any) -> None:
     """A recorder that is closed while the model computes is no one's error."""
     plain = logits(model)
     with attach(model, recording.recorder) as probe, probe.request("one"):
         recording.recorder.close()
         assert torch.equal(logits(model), plain)
     assert probe.counters.errors == 0
+    verified(subject="torch probe", what="same output: a closed recorder")
 
 
 def test_a_switch_that_comes_back_guesses_nothing(model: Any, recording: Recording) -> None:
@@ -197,7 +207,7 @@ def test_a_pass_that_fails_leaves_no_trace(model: Any, recording: Recording) -> 
     ids=["deepcopy", "pickle"],
 )
 def test_copies_of_a_watched_model_are_not_watched(
-    model: Any, recording: Recording, copied: Callable[[Any], Any]
+    model: Any, recording: Recording, copied: Callable[[Any], Any], verified: Any
 ) -> None:
     """A copy works as the original does, and records nothing, even under the same request."""
     plain = logits(model)
@@ -208,17 +218,21 @@ def test_copies_of_a_watched_model_are_not_watched(
         logits(model)
         assert probe.counters.passed_rows == len(TOKENS)
     assert torch.equal(logits(twin), plain)
+    verified(subject="torch probe", what="copies of the model")
 
 
-def test_a_model_that_changes_type_is_watched_on(model: Any, recording: Recording) -> None:
+def test_a_model_that_changes_type_is_watched_on(
+    model: Any, recording: Recording, verified: Any
+) -> None:
     """Moving or converting the weights while attached leaves the hooks where they are."""
     with attach(model, recording.recorder) as probe, probe.request("one"):
         model.to(torch.bfloat16)
         logits(model)
         assert probe.counters.passed_rows == len(TOKENS)
+    verified(subject="torch probe", what="a model that is converted")
 
 
-def test_a_probe_keeps_no_unloaded_model(tmp_path: Path) -> None:
+def test_a_probe_keeps_no_unloaded_model(tmp_path: Path, verified: Any) -> None:
     """Who deletes a model in the middle of a request gets its memory back."""
     small = make_model("olmoe")
     recording = Recording(small, tmp_path)
@@ -232,9 +246,10 @@ def test_a_probe_keeps_no_unloaded_model(tmp_path: Path) -> None:
     probe.detach()
     assert probe.counters.errors == 0
     assert len(recording.rows()) == len(TOKENS)
+    verified(subject="torch probe", what="a model that is unloaded")
 
 
-def test_threads_are_never_mixed_up(model: Any, recording: Recording) -> None:
+def test_threads_are_never_mixed_up(model: Any, recording: Recording, verified: Any) -> None:
     """Two threads inside one model, each with its request, and one that announced nothing."""
     sequences = {"left": TOKENS, "right": [7, 7, 21, 3, 3, 18, 44], "nobody": [1, 2, 3, 4]}
     meet = threading.Barrier(len(sequences), timeout=60)
@@ -266,3 +281,4 @@ def test_threads_are_never_mixed_up(model: Any, recording: Recording) -> None:
         mine = [row for row in rows if row.request == name]
         assert_routed_as(mine, expected_routing(model, sequences[name]), range(len(TOKENS)))
     assert len(rows) == 2 * len(TOKENS)
+    verified(subject="torch probe", what="two threads")

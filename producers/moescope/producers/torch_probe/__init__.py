@@ -3,7 +3,7 @@
 torch is imported only when a probe records: this package imports without it.
 """
 
-from moescope.producers.torch_probe.attaching import attach
+from moescope.producers.torch_probe.attaching import attach, probe_of
 from moescope.producers.torch_probe.counters import ProbeCounters
 from moescope.producers.torch_probe.families import (
     RouterAdapter,
@@ -22,6 +22,7 @@ __all__ = [
     "RouterShape",
     "RoutingSink",
     "attach",
+    "probe_of",
     "register_family",
     "router_shape",
 ]

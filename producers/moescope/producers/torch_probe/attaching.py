@@ -13,10 +13,10 @@ from moescope.producers.torch_probe.families import RouterShape, find_routers
 from moescope.producers.torch_probe.passes import Wanted
 from moescope.producers.torch_probe.probe import Probe
 from moescope.producers.torch_probe.replays import StaticBuffers
-from moescope.producers.torch_probe.tower import end_tokens_of, tower_of
+from moescope.producers.torch_probe.tower import device_of, endings_of, tower_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
     import torch
@@ -70,18 +70,17 @@ def attach(
         )
     token_ids = (lambda tokens: tokens) if kind is TokenIdKind.PLAIN else token_hash
     attribution = Attribution(
-        recorder, routers[0].experts, end_tokens_of(model), token_ids, content_key
+        recorder, routers[0].experts, endings_of(model), token_ids, content_key
     )
     register_operators()
     forget_compiled_code()
     tower = tower_of(model, [router.module for router in routers])
     wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
-    return Probe(
-        tower, routers, attribution, recorder, wanted, buffers=_buffers(static_rows, routers)
-    )
+    buffers = _buffers(static_rows, len(routers), device_of(routers[0].module, tower))
+    return Probe(tower, routers, attribution, recorder, wanted, buffers=buffers)
 
 
-def _buffers(static_rows: int | None, routers: list[LayerRouter]) -> StaticBuffers | None:
+def _buffers(static_rows: int | None, layers: int, device: torch.device) -> StaticBuffers | None:
     if static_rows is None:
         return None
     if static_rows < 1:
@@ -89,20 +88,28 @@ def _buffers(static_rows: int | None, routers: list[LayerRouter]) -> StaticBuffe
             f"static_rows is {static_rows}.",
             next_step="Give the most rows of a captured pass: requests times columns.",
         )
-    device = next(routers[0].module.parameters()).device
-    return StaticBuffers(static_rows, len(routers), device)
+    return StaticBuffers(static_rows, layers, device)
+
+
+def probe_of(model: torch.nn.Module) -> Probe | None:
+    """The probe that watches a model or a part of it, if there is one: for who has lost it."""
+    return _probe_on(model.modules())
 
 
 def _check_free(routers: list[LayerRouter]) -> None:
-    from moescope.producers.torch_probe.hooks import Hook  # noqa: PLC0415 - it needs torch
-
-    hooks = [hook for router in routers for hook in router.module._forward_hooks.values()]  # noqa: SLF001 - the only list
-    if any(isinstance(hook, Hook) for hook in hooks):
+    if _probe_on(router.module for router in routers) is not None:
         raise InputError(
             "This model has a probe already.",
             why="A second one would record every token twice.",
-            next_step="Use the first one, or call its detach().",
+            next_step="Use the first one, which probe_of(model) returns, or call its detach().",
         )
+
+
+def _probe_on(modules: Iterable[torch.nn.Module]) -> Probe | None:
+    from moescope.producers.torch_probe.hooks import Hook  # noqa: PLC0415 - it needs torch
+
+    hooks = [hook for module in modules for hook in module._forward_hooks.values()]  # noqa: SLF001 - the only list
+    return next((hook.probe for hook in hooks if isinstance(hook, Hook)), None)
 
 
 def _check_recorder(profile: Profile, routers: list[LayerRouter]) -> None:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
     from moescope.producers.torch_probe.passes import ComputedPass, HostRows
     from moescope.producers.torch_probe.requests import RoutingSink, RunningBatch
+    from moescope.producers.torch_probe.tower import Endings
 
 _INVALID: Final = "invalid scores, weights or experts"
+_DOUBTFUL: Final = "rows behind a doubtful end token"
 
 
 class Attributed(NamedTuple):
@@ -28,6 +30,7 @@ class Attributed(NamedTuple):
     passed: int
     padding: int
     invalid: int
+    doubtful: int
 
 
 class Attribution:
@@ -36,7 +39,7 @@ class Attribution:
     Args:
         sink: The recorder.
         experts: E.
-        end_tokens: int64 [n], token ids that end a generation.
+        endings: How generations of the model end.
         token_ids: Makes of token ids what is recorded of them; None when nothing is.
         content_key: The secret of content keys; None when none are recorded.
     """
@@ -45,13 +48,13 @@ class Attribution:
         self,
         sink: RoutingSink,
         experts: int,
-        end_tokens: NDArray[np.int64],
+        endings: Endings,
         token_ids: Callable[[NDArray[np.int64]], NDArray[Any]] | None = None,
         content_key: bytes | None = None,
     ) -> None:
         self._sink = sink
         self._experts = experts
-        self._end_tokens = end_tokens
+        self._endings = endings
         self._token_ids = token_ids
         self._content_key = content_key
 
@@ -59,7 +62,7 @@ class Attribution:
     def wants_tokens(self) -> bool:
         """Whether a pass's tokens have to come to the host."""
         is_recorded = self._token_ids is not None or self._content_key is not None
-        return is_recorded or bool(self._end_tokens.size)
+        return is_recorded or bool(self._endings.tokens.size)
 
     def record(self, done: ComputedPass, rows: HostRows) -> Attributed:
         """Record a pass's rows.
@@ -82,6 +85,7 @@ class Attribution:
         content = self._content(running, rows)
         is_valid = _valid(rows, self._experts)
         kept = wanted if is_valid is None else wanted & is_valid.reshape(wanted.shape)
+        doubtful = self._doubtful(running, placed.is_token, wanted)
         size, passed = wanted.size, int(np.count_nonzero(kept))
         tokens = passed if is_valid is None else int(np.count_nonzero(wanted))
         if passed < tokens:
@@ -90,7 +94,7 @@ class Attribution:
             self._give(done, rows, None, phase, content)
         elif passed:
             self._give(done, rows, kept, phase, content)
-        return Attributed(passed, size - tokens, tokens - passed)
+        return Attributed(passed, size - tokens - doubtful, tokens - passed, doubtful)
 
     def _content(self, running: RunningBatch, rows: HostRows) -> NDArray[np.uint64] | None:
         if self._content_key is None:
@@ -103,11 +107,36 @@ class Attribution:
         self, running: RunningBatch, rows: HostRows, *, is_decoded: NDArray[np.bool_] | bool
     ) -> NDArray[np.bool_]:
         is_token = rows.placed.is_token
-        if running.phase is not None or not self._end_tokens.size or rows.tokens is None:
+        # Of one row alone a generation ends where its last pass does.
+        if running.phase is not None or len(running.ids) == 1 or rows.tokens is None:
             return is_token
+        ends = self._endings.tokens if running.end_tokens is None else running.end_tokens
+        if not ends.size:
+            return is_token
+        if running.end_tokens is None and running.has_ended.any():
+            may_follow = np.isin(rows.tokens, self._endings.following) | ~is_token
+            running.is_doubtful |= running.has_ended & ~may_follow.all(axis=1)
         return is_token & tokens_before_end(
-            rows.tokens, is_decoded & is_token, self._end_tokens, running.has_ended
+            rows.tokens, is_decoded & is_token, ends, running.has_ended
         )
+
+    def _doubtful(
+        self, running: RunningBatch, is_token: NDArray[np.bool_], wanted: NDArray[np.bool_]
+    ) -> int:
+        """Rows that may be tokens behind an end that was none: of this pass, and of those before.
+
+        A generation with an end token, or padding, of its own goes on in a way that cannot be told
+        from what the model's own would be.
+        """
+        if not running.has_ended.any():
+            return 0
+        left_out = np.count_nonzero(is_token & ~wanted, axis=1)
+        earlier = int(running.behind_end[running.is_doubtful].sum())
+        running.behind_end = np.where(running.is_doubtful, 0, running.behind_end + left_out)
+        doubtful = int(left_out[running.is_doubtful].sum())
+        if earlier + doubtful:
+            self._sink.miss(earlier + doubtful, _DOUBTFUL)
+        return earlier + doubtful
 
     def _give(
         self,

@@ -11,7 +11,7 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from moescope.producers.torch_probe.inputs import PassInputs
+from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _SCHEMAS: Final = {
     "begin_pass": "(Tensor(a!) anchor, int probe, SymInt batch, SymInt length, Tensor? tokens, "
     "Tensor? mask, Tensor? attention, Tensor? positions, SymInt? past, Tensor? past_there) -> ()",
-    "refuse_pass": "(Tensor(a!) anchor, int probe, str reason) -> ()",
+    "refuse_pass": "(Tensor(a!) anchor, int probe, str reason, SymInt rows) -> ()",
+    "refuse_router": "(Tensor(a!) anchor, int probe, str reason) -> ()",
     "keep_router": "(Tensor(a!) anchor, int probe, int place, Tensor[] tensors) -> ()",
     "end_pass": "(Tensor(a!) anchor, int probe) -> ()",
 }
@@ -91,10 +92,16 @@ def _begin_pass(  # noqa: PLR0917 - a schema has no records
         )  # fmt: skip
 
 
-def _refuse_pass(_anchor: torch.Tensor, probe: int, reason: str) -> None:
+def _refuse_pass(_anchor: torch.Tensor, probe: int, reason: str, rows: int) -> None:
     found = _probes.get(probe)
     if found is not None:
-        found.refuse_pass(reason)
+        found.refuse_pass(RefusedPassError(reason), rows)
+
+
+def _refuse_router(_anchor: torch.Tensor, probe: int, reason: str) -> None:
+    found = _probes.get(probe)
+    if found is not None:
+        found.give_up(RefusedPassError(reason))
 
 
 def _keep_router(
@@ -118,6 +125,7 @@ def _ignore(*_arguments: object) -> None:
 _RUN: Final = {
     "begin_pass": _begin_pass,
     "refuse_pass": _refuse_pass,
+    "refuse_router": _refuse_router,
     "keep_router": _keep_router,
     "end_pass": _end_pass,
 }

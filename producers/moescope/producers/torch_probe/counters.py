@@ -21,9 +21,10 @@ class ProbeCounters:
         passed_rows: Given to the recorder (which has counters of its own).
         padding_rows: Left out: padding, and what `generate` feeds behind a request's end.
         unattributed_rows: Left out: computed outside of `request()` and `batch()`,
-            padding included.
+            padding included. Told as unseen where a request was open elsewhere.
         invalid_rows: Left out: scores or weights that are no finite numbers, or expert ids that the
             model does not have.
+        doubtful_rows: Left out: behind a token that may, or may not, have ended their generation.
         incomplete_passes: Left out, in passes: not every router ran exactly once.
         refused_passes: Left out, in passes: what their rows are cannot be known for certain.
         errors: Of the probe itself, in passes.
@@ -33,6 +34,7 @@ class ProbeCounters:
     padding_rows: int = 0
     unattributed_rows: int = 0
     invalid_rows: int = 0
+    doubtful_rows: int = 0
     incomplete_passes: int = 0
     refused_passes: int = 0
     errors: int = 0

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from moescope.producers.torch_probe.compiled import number_of
-from moescope.producers.torch_probe.inputs import RefusedPassError, argument_names, read_inputs
+from moescope.producers.torch_probe.inputs import (
+    RefusedPassError,
+    argument_names,
+    read_inputs,
+    rows_given,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +68,8 @@ class BeforePass(Hook):
             inputs = read_inputs(self.names, args, kwargs)
         except Exception as error:  # noqa: BLE001 - a compiler that stops here stops the model
             reason = error.reason if isinstance(error, RefusedPassError) else "unreadable inputs"
-            torch.ops.moescope.refuse_pass(self.anchor, self.number, reason)
+            rows = rows_given(self.names, args, kwargs)
+            torch.ops.moescope.refuse_pass(self.anchor, self.number, reason, rows)
             return
         past = inputs.past
         is_there = isinstance(past, torch.Tensor)
@@ -129,8 +135,6 @@ class AfterRouter(Hook):
         try:
             tensors = self.family.capture(module, args, kwargs, output)
             current.keep(self.place, self.family, module, tensors)
-        except RefusedPassError as refusal:
-            self.probe.refuse_pass(refusal.reason, str(refusal))
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.probe.give_up(error)
 
@@ -144,6 +148,6 @@ class AfterRouter(Hook):
         try:
             tensors = self.family.capture(module, args, kwargs, output)
         except Exception:  # noqa: BLE001 - a compiler that stops here stops the model
-            torch.ops.moescope.refuse_pass(self.anchor, self.number, "an unreadable router")
+            torch.ops.moescope.refuse_router(self.anchor, self.number, "an unreadable router")
             return
         torch.ops.moescope.keep_router(self.anchor, self.number, self.place, list(tensors))

@@ -56,6 +56,17 @@ def argument_names(module: torch.nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(module.forward).parameters)
 
 
+def rows_given(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """Rows of a pass whose arguments cannot be read otherwise; at least 1, for a pass has one."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in ("input_ids", "inputs_embeds"):
+        shape = getattr(given.get(name), "shape", ())
+        if shape:
+            rows: int = shape[0] if len(shape) < _ROW_DIMENSIONS else shape[0] * shape[1]
+            return rows
+    return 1
+
+
 def read_inputs(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PassInputs:
     """Name the arguments of a pass.
 
@@ -70,13 +81,18 @@ def read_inputs(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, 
     given = {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
     tokens = given.get("input_ids")
     computed = tokens if tokens is not None else given.get("inputs_embeds")
-    if computed is None or computed.ndim < _ROW_DIMENSIONS:
+    # A compiler that traces this fails for good where an attribute is not there: ask for defaults.
+    if computed is None or len(getattr(computed, "shape", ())) < _ROW_DIMENSIONS:
         raise RefusedPassError("no input_ids or inputs_embeds")
     batch, length = computed.shape[:2]
     mask, attention = _masks(given.get("attention_mask"), batch, length)
     positions = given.get("position_ids")
-    if positions is not None and positions.ndim != _ROW_DIMENSIONS:
-        positions = None  # of images and videos: they do not count tokens
+    if positions is not None:
+        dimensions = len(getattr(positions, "shape", ()))
+        if not dimensions:
+            raise RefusedPassError("position_ids that are no tensor")
+        if dimensions != _ROW_DIMENSIONS:
+            positions = None  # of images and videos: they do not count tokens
     cache = given.get("cache")
     if cache is None:
         cache = given.get("past_key_values")
@@ -106,6 +122,9 @@ def _masks(
 
 
 def _length_of(cache: Any) -> int | torch.Tensor:  # noqa: ANN401 - transformers has no types here
-    length = cache.get_seq_length()
+    length_of = getattr(cache, "get_seq_length", None)
+    if length_of is None:
+        raise RefusedPassError("an unknown cache", "without get_seq_length")
+    length = length_of()
     # A static cache counts on the device, in place: keep what it says now, without waiting.
     return int(length) if isinstance(length, int) else length.detach().clone()

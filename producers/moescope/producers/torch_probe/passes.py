@@ -32,6 +32,7 @@ class CurrentPass:
     Attributes:
         running: Whose rows it computes.
         inputs: What it was given.
+        number: Among all passes that began.
         family: How to read its routers, once the first of them ran.
         modules: Routers by place among the MoE layers.
         captured: Their tensors, likewise; None until a router has run.
@@ -39,7 +40,9 @@ class CurrentPass:
         is_fresh: Bool [L] on the device, of a replayed pass: whether each router's tensors are its.
     """
 
-    __slots__ = ("captured", "family", "has_repeated", "inputs", "is_fresh", "modules", "running")
+    __slots__ = (
+        "captured", "family", "has_repeated", "inputs", "is_fresh", "modules", "number", "running",
+    )  # fmt: skip
 
     def __init__(self, running: RunningBatch, inputs: PassInputs, layers: int) -> None:
         self.running = running
@@ -48,6 +51,7 @@ class CurrentPass:
         self.modules: list[Any] = [None] * layers
         self.captured: list[Any] = [None] * layers
         self.has_repeated = False
+        self.number = -1
         self.is_fresh: torch.Tensor | None = None
 
     def keep(
@@ -59,6 +63,11 @@ class CurrentPass:
         self.captured[place] = tensors
         self.modules[place] = module
         self.family = family
+
+    @property
+    def rows(self) -> int:
+        """B * S."""
+        return self.inputs.batch * self.inputs.length
 
     def interpreted(self, wanted: Wanted) -> Routing:
         """What the routers of a whole pass decided, on the model's device.

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import threading
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import numpy as np
+
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, Phase
 from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
-from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError, read_inputs
+from moescope.producers.torch_probe.inputs import (
+    PassInputs,
+    RefusedPassError,
+    read_inputs,
+    rows_given,
+)
+from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
+from moescope.producers.torch_probe.tower import device_of
+from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,26 +36,26 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.attribution import Attribution
     from moescope.producers.torch_probe.families import LayerRouter
 
-ERRORS_ALLOWED: Final = 8
-"""A probe with as many errors of its own switches itself off."""
-
 _WAS_OFF: Final = "recording was off"
+_BESIDE: Final = "passes beside the open requests"
+_HOW_TO_OPEN: Final = (
+    "a pass ran outside of any request while one was open elsewhere: open request() in the "
+    "function that calls the model, in its own thread (Thread(target=…) inherits nothing)"
+)
 
 
 class OfThread(threading.local):
-    """What one thread computes: threads never see each other's requests or passes."""
+    """What one thread computes: threads never see each other's passes."""
 
-    running: RunningBatch | None = None
     current: CurrentPass | CapturedPass | None = None
-    computed: ComputedPass | None = None
 
 
 class Probe:
     """Records the routing of one model; made by `attach`.
 
-    Requests belong to the thread that announced them: several threads may compute with the model
-    at a time, each inside a `request()` or `batch()` of its own. Nothing here ever raises into the
-    model; what goes wrong is counted and said once in the log.
+    A pass belongs to the `request()` or `batch()` whose code runs it: threads, asyncio tasks and
+    generators may compute with the model in turns, each inside a block of its own. Nothing here
+    ever raises into the model; what goes wrong is counted and said once in the log.
 
     Args:
         tower: The module whose forward is a pass.
@@ -82,10 +93,13 @@ class Probe:
         self._sink = sink
         self._wanted = wanted
         self._tally = Tally()
+        self._begun = itertools.count()
         self._pass_ids = itertools.count()
-        self._is_off = False
+        self._unrecorded = Unrecorded(sink, self._tally)
+        self._is_detached = False
+        self._openings = Openings()
         self.of_thread = OfThread()
-        self.anchor = torch.zeros(1, device=next(routers[0].module.parameters()).device)
+        self.anchor = torch.zeros(1, device=device_of(routers[0].module, tower))
         self._buffers = buffers
         hooks = [
             AfterRouter(self, place, router.family, router.module)
@@ -114,27 +128,35 @@ class Probe:
         *,
         phase: Phase | None = None,
         step: int | None = None,
+        end_tokens: Sequence[int] | None = None,
     ) -> Iterator[None]:
-        """All passes of this thread inside compute these requests, one per row; they end with it.
+        """All passes that the code inside runs compute these requests, one per row.
+
+        The requests end with it.
 
         Args:
             requests: In the order of the rows.
             phase: Of all tokens; by default prefill up to the prompt's length, then decode.
             step: Optimizer step.
+            end_tokens: What ends a row's generation while others go on: what it is fed from then on
+                is no token of it. By default what the model's generation_config says, as long as
+                only padding follows.
         """
-        mine = self.of_thread
-        outer, mine.running = mine.running, RunningBatch(requests, phase, step)
-        running = mine.running
+        ends = None if end_tokens is None else np.array(list(end_tokens), np.int64)
+        running = RunningBatch(requests, phase, step, ends)
+        opening = self._openings.enter(running, inspect.currentframe())
         try:
             yield
         finally:
-            self._settle()
-            mine.current = None
-            mine.running = outer
+            self._openings.leave(opening)
+            self._settle(running)
+            current = self.of_thread.current
+            if isinstance(current, CurrentPass) and current.running is running:
+                self.of_thread.current = None
             try:
                 running.end(self._sink)
             except Exception as error:  # noqa: BLE001 - inference comes first
-                self._note(error)
+                self._unrecorded.note(error)
 
     @contextmanager
     def request(
@@ -146,7 +168,7 @@ class Probe:
         prompt_tokens: int | None = None,
         cached_tokens: int | None = None,
     ) -> Iterator[None]:
-        """All passes of this thread inside compute this one request; see `RequestFacts`."""
+        """All passes that the code inside runs compute this one request; see `RequestFacts`."""
         facts = RequestFacts(
             id=request_id,
             task=task,
@@ -183,22 +205,20 @@ class Probe:
             if buffers is not None:
                 buffers.take_fresh()
             return
-        rows = current.inputs.batch * current.inputs.length
         if buffers is None:
-            self.refuse_pass("a replay without static_rows", rows=rows)
+            self.give_up(RefusedPassError("a replay without static_rows"))
             return
         try:
             buffers.replayed(current, self._router_hooks)
-        except RefusedPassError as refusal:
-            self.refuse_pass(refusal.reason, str(refusal), rows)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.give_up(error)
         self.end_pass()
 
     def detach(self) -> None:
         """Take all hooks off; the model is as it was before."""
-        self._settle()
-        self._is_off = True
+        for running in self._openings:
+            self._settle(running)
+        self._is_detached = True
         forget(self)
         for handle in self._handles:
             handle.remove()
@@ -225,49 +245,76 @@ class Probe:
         try:
             inputs = read_inputs(names, args, kwargs)
         except RefusedPassError as refusal:
-            self.refuse_pass(refusal.reason, str(refusal))
+            self.refuse_pass(refusal, rows_given(names, args, kwargs))
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self.give_up(error)
+            self.refuse_pass(error, 1)
         else:
             self.begin(inputs)
 
     def begin(self, inputs: PassInputs) -> None:
         """A pass with these inputs begins in this thread; never raises."""
+        rows = inputs.batch * inputs.length
+        running: RunningBatch | None = None
         try:
-            self._arm(inputs)
-        except RefusedPassError as refusal:
-            self.refuse_pass(refusal.reason, str(refusal))
+            if is_capturing():
+                self._capture(rows)
+                return
+            running = self._whose(rows)
+            if running is not None:
+                self._arm(running, inputs)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self.give_up(error)
+            self._unrecorded.tell(error, running, rows)
 
-    def _arm(self, inputs: PassInputs) -> None:
-        mine = self.of_thread
-        mine.current = None
-        if self._is_off:
-            return
-        if is_capturing():
-            if self._buffers is None:
-                raise RefusedPassError("captured into a CUDA graph without static_rows")
-            mine.current = CapturedPass(self._buffers, inputs.batch * inputs.length)
-        elif mine.running is None:
-            self._tally.add(unattributed_rows=inputs.batch * inputs.length)
-        elif not self._sink.is_recording:
-            mine.running.miss_pass()
-            self._sink.miss(inputs.batch * inputs.length, _WAS_OFF)
-        else:
-            mine.current = CurrentPass(mine.running, inputs, len(self._router_hooks))
-
-    def refuse_pass(self, reason: str, detail: str = "", rows: int = 0) -> None:
-        """A pass of this thread cannot be recorded for certain; never raises."""
+    def _capture(self, rows: int) -> None:
         self.of_thread.current = None
-        if self._is_off:
+        if self._buffers is not None:
+            self.of_thread.current = CapturedPass(self._buffers, rows)
             return
         self._tally.add(refused_passes=1)
-        self._tally.say_once(reason, detail)
+        self._tally.say_once("captured into a CUDA graph without static_rows")
+
+    def _whose(self, rows: int) -> RunningBatch | None:
+        """Whose rows a pass computes that begins now; None, and counted, when they are nobody's.
+
+        Raises:
+            RefusedPassError: Nothing tells.
+        """
+        self.of_thread.current = None
+        if self._is_detached:
+            return None
+        running = self._openings.current()
+        if running is None:
+            self._tally.add(unattributed_rows=rows)
+            if self._openings:
+                self._tally.say_once(_BESIDE, _HOW_TO_OPEN)
+                self._unrecorded.miss(None, rows, _BESIDE)
+        return running
+
+    def _arm(self, running: RunningBatch, inputs: PassInputs) -> None:
+        rows = inputs.batch * inputs.length
+        if self._unrecorded.is_off:
+            self._unrecorded.miss(running, rows, GAVE_UP)
+        elif not self._sink.is_recording:
+            self._unrecorded.miss(running, rows, _WAS_OFF)
+        elif inputs.length > 1 and running.phase is None and is_drafting():
+            running.refusal = "assisted generation"
+            raise RefusedPassError(
+                running.refusal, "nothing tells which of the drafted tokens are kept"
+            )
+        else:
+            current = CurrentPass(running, inputs, len(self._router_hooks))
+            running.latest = current.number = next(self._begun)
+            self.of_thread.current = current
+
+    def refuse_pass(self, error: Exception, rows: int) -> None:
+        """A pass begins in this thread that cannot be recorded; never raises."""
         try:
-            self._sink.miss(rows, reason)
-        except Exception as error:  # noqa: BLE001 - inference comes first
-            self._note(error)
+            running = self._whose(rows)
+        except Exception as other:  # noqa: BLE001 - inference comes first
+            self._unrecorded.tell(other, None, rows)
+        else:
+            if running is not None:
+                self._unrecorded.tell(error, running, rows)
 
     def keep(self, place: int, tensors: tuple[torch.Tensor, ...]) -> None:
         """A router of a compiled model has run in this thread; never raises."""
@@ -276,15 +323,16 @@ class Probe:
             return
         try:
             current.keep(place, hook.family, hook.module, tensors)
-        except RefusedPassError as refusal:
-            self.refuse_pass(refusal.reason, str(refusal))
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.give_up(error)
 
     def give_up(self, error: Exception) -> None:
-        """This thread's pass cannot be recorded; never raises."""
-        self.of_thread.current = None
-        self._note(error)
+        """The pass that this thread computes cannot be recorded; never raises."""
+        current, self.of_thread.current = self.of_thread.current, None
+        if isinstance(current, CurrentPass):
+            self._unrecorded.tell(error, current.running, current.rows)
+        elif current is not None:
+            self._unrecorded.tell(error, None, 0)  # captured only: nothing was computed
 
     def end_pass(self) -> None:
         """A pass has ended in this thread; never raises."""
@@ -292,25 +340,26 @@ class Probe:
         current, mine.current = mine.current, None
         if not isinstance(current, CurrentPass):
             return
-        self._settle()
-        inputs = current.inputs
+        running = current.running
+        self._settle(running)
         try:
             self._compute(current)
-        except RefusedPassError as refusal:
-            self.refuse_pass(refusal.reason, str(refusal), inputs.batch * inputs.length)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._note(error)
+            self._unrecorded.tell(error, running, current.rows)
         else:
-            if mine.computed is not None and not mine.computed.is_late:
-                self._settle()
+            if running.pending is not None and not running.pending.is_late:
+                self._settle(running)
 
     def _compute(self, current: CurrentPass) -> None:
         running, inputs = current.running, current.inputs
         if running.refusal:
             raise RefusedPassError(running.refusal)
+        if running.latest != current.number:
+            running.refusal = "passes of one request at one time"
+            raise RefusedPassError(running.refusal)
         if not current.is_whole:
             self._tally.add(incomplete_passes=1)
-            self._sink.miss(inputs.batch * inputs.length, "a router that did not run just once")
+            self._unrecorded.miss(running, current.rows, "a router that did not run just once")
             return
         if len(running.requests) != inputs.batch:
             raise RefusedPassError(
@@ -322,7 +371,7 @@ class Probe:
         if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
             wanted = Wanted(weights=False, scores=False, tokens=wanted.tokens)
         with self._without_gradient():
-            self.of_thread.computed = ComputedPass(
+            running.pending = ComputedPass(
                 running,
                 inputs,
                 current.interpreted(wanted),
@@ -330,26 +379,21 @@ class Probe:
                 wanted=wanted,
             )
 
-    def _settle(self) -> None:
-        """Record the pass that this thread has computed and not yet recorded."""
-        mine = self.of_thread
-        done, mine.computed = mine.computed, None
+    def _settle(self, running: RunningBatch) -> None:
+        """Record the pass that these requests have computed and not yet recorded."""
+        done, running.pending = running.pending, None
         if done is None:
             return
         try:
             became = self._attribution.record(done, done.rows())
-            self._tally.add(
-                passed_rows=became.passed, padding_rows=became.padding, invalid_rows=became.invalid
-            )
-        except RefusedPassError as refusal:
-            done.running.refusal = refusal.reason
-            self.refuse_pass(refusal.reason, str(refusal), done.size)
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._note(error)
-
-    def _note(self, error: Exception) -> None:
-        self._tally.add(errors=1)
-        self._tally.say_once(type(error).__name__, f"{type(error).__name__}: {error}")
-        if self._tally.snapshot().errors >= ERRORS_ALLOWED and not self._is_off:
-            self._is_off = True
-            self._tally.say_off(error)
+            if isinstance(error, RefusedPassError):
+                running.refusal = error.reason
+            self._unrecorded.tell(error, running, done.size)
+        else:
+            self._tally.add(
+                passed_rows=became.passed,
+                padding_rows=became.padding,
+                invalid_rows=became.invalid,
+                doubtful_rows=became.doubtful,
+            )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from moescope.core.vocabulary import Fidelity
     from moescope.producers.profile import Profile
     from moescope.producers.torch_probe.content import ContentOfBatch
+    from moescope.producers.torch_probe.passes import ComputedPass
     from moescope.producers.torch_probe.placing import PlacedRows
 
 
@@ -107,6 +108,7 @@ class RunningBatch:
         requests: One per row of the model's batch.
         phase: Of all rows; None when it follows from the prompts' lengths.
         step: Optimizer step, or None.
+        end_tokens: Token ids that end each of these generations; None when that was not said.
 
     Attributes:
         ids: Request ids by row; the same list all the time.
@@ -114,31 +116,49 @@ class RunningBatch:
         following: int64 [B], the position behind each request's last token.
         columns: Of all passes so far; what a following pass's mask is longer than.
         has_ended: bool [B], whose end token was seen.
+        behind_end: int64 [B], rows left out since then.
+        is_doubtful: bool [B], where something followed that no generation feeds behind its end.
+        pending: A pass that is computed and not recorded yet.
+        latest: Number of the pass that began last.
         refusal: Why no further pass is recorded, or empty.
         content: What the requests said so far, where content keys are recorded.
     """
 
     def __init__(
-        self, requests: Sequence[RequestFacts], phase: Phase | None = None, step: int | None = None
+        self,
+        requests: Sequence[RequestFacts],
+        phase: Phase | None = None,
+        step: int | None = None,
+        end_tokens: NDArray[np.int64] | None = None,
     ) -> None:
         self.requests = tuple(requests)
         self.ids = [request.id for request in self.requests]
         self.phase = phase
         self.step = step
+        self.end_tokens = end_tokens
         self.prompt_tokens: NDArray[np.int64] | None = None
         self.following = np.zeros(len(self.requests), np.int64)
         self.columns = 0
         self.has_ended = np.zeros(len(self.requests), np.bool_)
+        self.behind_end = np.zeros(len(self.requests), np.int64)
+        self.is_doubtful = np.zeros(len(self.requests), np.bool_)
         self.refusal = ""
         self.content: ContentOfBatch | None = None
+        self.pending: ComputedPass | None = None
+        self.latest = -1
         self._is_decoding = False
         self._some_rows = b""
         self._some_ids: list[str] = []
 
     def miss_pass(self) -> None:
-        """A pass went by while nothing was recorded: whose prompts it held is not known later."""
-        if self.prompt_tokens is None and any(each.prompt_tokens is None for each in self.requests):
-            self.refusal = "recording was off when the request began"
+        """A pass went by that is not recorded: whose prompts it held is not known later."""
+        if (
+            not self.refusal
+            and self.phase is None
+            and self.prompt_tokens is None
+            and any(each.prompt_tokens is None for each in self.requests)
+        ):
+            self.refusal = "the request's first pass was not recorded"
 
     def begin(self, sink: RoutingSink, placed: PlacedRows) -> NDArray[np.int64]:
         """Tell the sink about the requests when their first pass is here; prompt lengths [B]."""
@@ -169,7 +189,16 @@ class RunningBatch:
         Raises:
             RefusedPassError: It does not: nothing tells which of its tokens are kept.
         """
-        if self.phase is not None or not self.columns:
+        if self.phase is not None:
+            return
+        if not self.columns:
+            is_beyond = placed.is_token & is_decoded
+            if (is_beyond.any(axis=1) & (np.count_nonzero(placed.is_token, axis=1) > 1)).any():
+                raise RefusedPassError(
+                    "rows behind the prompt in its own pass",
+                    "drafted tokens, or prompt_tokens is too small; batch(phase=…) records what "
+                    "was not generated",
+                )
             return
         following = self.following[:, None]
         behind = placed.is_token & (placed.position < following)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NUMBERED: Final = re.compile(r"\.?[^.]+\.\d+(?:\.|$)")
+
+
+class Endings(NamedTuple):
+    """How a batched `generate` goes on with a row that has ended.
+
+    Attributes:
+        tokens: int64 [n], token ids that end it.
+        following: int64 [m], token ids that it may be fed from then on.
+    """
+
+    tokens: NDArray[np.int64]
+    following: NDArray[np.int64]
 
 
 def tower_of(model: torch.nn.Module, routers: Iterable[torch.nn.Module]) -> torch.nn.Module:
@@ -39,9 +52,25 @@ def tower_of(model: torch.nn.Module, routers: Iterable[torch.nn.Module]) -> torc
     return model.get_submodule(owners.pop())
 
 
-def end_tokens_of(model: Any) -> NDArray[np.int64]:  # noqa: ANN401 - transformers has no types
-    """Token ids that end a generation of this model."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if ends is None:
+def device_of(*modules: torch.nn.Module) -> torch.device:
+    """Where the first parameter or buffer is of the first module that has one; else the host."""
+    import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+    for module in modules:
+        for tensor in itertools.chain(module.parameters(), module.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def endings_of(model: Any) -> Endings:  # noqa: ANN401 - transformers has no types
+    """How a generation of this model ends, unless a call of `generate` says otherwise."""
+    settings = getattr(model, "generation_config", None)
+    ends = _token_ids(getattr(settings, "eos_token_id", None))
+    padding = _token_ids(getattr(settings, "pad_token_id", None))
+    return Endings(ends, np.concatenate([ends, padding]))
+
+
+def _token_ids(told: Any) -> NDArray[np.int64]:  # noqa: ANN401 - as above
+    if told is None:
         return np.empty(0, np.int64)
-    return np.array([ends] if isinstance(ends, int) else list(ends), np.int64)
+    return np.array([told] if isinstance(told, int) else list(told), np.int64)
