@@ -11,6 +11,9 @@ while (($# > 0)) && [[ "$1" != -- ]]; do
 done
 shift || true
 
+# Servers are shared by the tests of a file.
+spread() { if [[ "$1" == vllm ]]; then echo loadfile; else echo load; fi; }
+
 folders() {
   case "$1" in
     torch) echo tests/engines/torch tests/engines/families ;;
@@ -27,7 +30,8 @@ for engine in "${engines[@]}"; do
   rm -f "$MOESCOPE_MATRIX/${engine}.json"
   read -ra where <<<"$(folders "$engine")"
   printf '\n=== %s\n' "$engine"
-  MOESCOPE_MATRIX_NAME="$engine" ".engines/${engine}/bin/python" -m pytest -m engines "${where[@]}" "$@"
+  MOESCOPE_MATRIX_NAME="$engine" ".engines/${engine}/bin/python" -m pytest -m engines \
+    -n 2 --dist "$(spread "$engine")" "${where[@]}" "$@"
 done
 if (($# == 0)); then
   .venv/bin/python scripts/engine_matrix.py --check "${engines[@]}"
