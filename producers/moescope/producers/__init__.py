@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from moescope.producers.recorder import Recorder, RecorderCounters
+from moescope.producers.recorder import Recorder
+from moescope.producers.recording.counters import RecorderCounters
 
 if TYPE_CHECKING:
     from moescope.producers.torch_probe import attach

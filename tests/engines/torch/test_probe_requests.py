@@ -224,10 +224,9 @@ def test_another_end_token_of_a_batch(
     """Rows behind what may have been an end are told as unseen, or recorded where it is said."""
     tokens = generated(model, eos_token_id=None)
     model.generation_config.eos_token_id = int(tokens[0, PROMPT])
-    ends = {"end_tokens": [49]} if is_told else {}
     facts = [RequestFacts(id="left"), RequestFacts(id="right")]
     with attach(model, recording.recorder) as probe:
-        with probe.batch(facts, **ends):
+        with probe.batch(facts, end_tokens=[49] if is_told else None):
             again = generated(model, eos_token_id=[49])
         counted = probe.counters
     assert again.tolist() == tokens.tolist()
