@@ -18,10 +18,10 @@ TOP_K = {"olmoe": 8, "olmoe-sft": 8, "olmoe-dpo": 8, "mistral": 2}
 NOT_IN_COUNTS = frozenset(
     {
         "router_entropy", "router_margin", "topk_overlap", "top1_switches", "positional_agreement",
-        "request_similarity",
+        "request_similarity", "rank_imbalance", "pass_imbalance", "pass_imbalance_max",
     }
 )  # fmt: skip
-"""Metrics of scores, of consecutive tokens and of requests, which sums per expert do not have."""
+"""Metrics of scores, tokens in a row, requests, passes and placements, which sums do not have."""
 
 NEED_A_BASELINE = frozenset({"routing_shift", "mix_shift"})
 

@@ -163,7 +163,26 @@ def test_every_table_with_a_limited_lifetime_has_a_rule() -> None:
     """What the reference says of a table is what happens to it."""
     limited = {table.name for table in TABLES if "retention." in table.retention}
     tested = {table for table, _, _ in DATED}
-    assert limited == tested | {"windows", "reference_distributions"}
+    assert limited == tested | {"windows", "reference_distributions", "placements"}
+
+
+def test_placements_stay_while_they_may_hold(
+    filled: Callable[[Callable[[SampleStore], None]], Store],
+) -> None:
+    """One goes once another has held for as long as red windows are kept; an import's stays."""
+    ages = (120, 90, 55, 20)
+
+    def write(sample: SampleStore) -> None:
+        for domain in ("live", "import-1"):
+            for age in ages:
+                sample.add("placements", domain=domain, effective_from=NOW - age * DAY)
+
+    store = filled(write)
+    assert remove(store) == {"placements": 2}
+    found = rows_of(store, "SELECT domain, effective_from FROM placements")
+    assert {(domain, round((NOW - moment) / DAY)) for domain, moment in found} == {
+        ("live", 55), ("live", 20), *(("import-1", age) for age in ages),
+    }  # fmt: skip
 
 
 def test_keys_stay_while_an_import_runs(
