@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.machine import ROOT
 from moescope.console.kafka.topic_work import apply_topics

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.machine import ROOT
 from moescope.core.settings import load_settings

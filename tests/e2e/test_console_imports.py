@@ -25,7 +25,7 @@ WINDOWS = (
 )
 
 
-def chosen(rows: list[Row], **values: Any) -> list[Row]:  # noqa: ANN401 (of any column)
+def chosen(rows: list[Row], **values: Any) -> list[Row]:
     """Rows with these values."""
     return [row for row in rows if values.items() <= row.items()]
 
@@ -46,7 +46,7 @@ def shown(rows: list[Row], *names: str) -> list[tuple[Any, ...]]:
 
 def test_json_lines_become_windows(tmp_path: Path) -> None:
     """Lines with field names of one's own end in token and time windows with the same counts."""
-    draw = random.Random(7)  # noqa: S311 (test data)
+    draw = random.Random(7)
     counted = {layer: Counter[int]() for layer in LAYERS}
     lines: list[dict[str, Any]] = []
     for request, tokens in (("long", 200), ("short", 40)):

@@ -44,7 +44,7 @@ def owner(data: Path) -> Iterator[subprocess.Popen[str]]:
     assert "Traceback" not in noted
 
 
-def told(*words: str | Path, data: Path, expect: int = 0) -> Any:  # noqa: ANN401 (JSON)
+def told(*words: str | Path, data: Path, expect: int = 0) -> Any:
     """What a command prints as JSON."""
     outcome = moescope(*words, "--data", data, "--json", folder=data.parent, expect=expect)
     return json.loads(outcome.stdout)

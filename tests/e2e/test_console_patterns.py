@@ -84,7 +84,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-def told(*words: str, data: Path) -> Any:  # noqa: ANN401 (JSON)
+def told(*words: str, data: Path) -> Any:
     """What `moescope pattern` prints as JSON."""
     words = ("pattern", *words, "--data", str(data), "--json")
     return json.loads(moescope(*words, folder=data.parent).stdout)

@@ -29,7 +29,7 @@ SETTINGS = {
 }
 
 
-def told(*words: str | Path, data: Path, expect: int = 0) -> Any:  # noqa: ANN401 (JSON)
+def told(*words: str | Path, data: Path, expect: int = 0) -> Any:
     """What a command prints as JSON."""
     outcome = moescope(
         *words, "--data", data, "--json", folder=data.parent, variables=SETTINGS, expect=expect

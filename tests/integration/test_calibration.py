@@ -233,7 +233,7 @@ def test_times_of_imports_do_not_postpone_thresholds_of_live_traffic(
 
     def remove(connection: duckdb.DuckDBPyConnection, _: int) -> None:
         for table in ("lanes", "domains"):
-            connection.execute(f"DELETE FROM {table} WHERE domain = 'import:x'")  # noqa: S608
+            connection.execute(f"DELETE FROM {table} WHERE domain = 'import:x'")
 
     fleet.store.change(plant, author="test", action="plant")
     try:

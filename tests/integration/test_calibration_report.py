@@ -133,7 +133,7 @@ def test_rates_and_distributions_are_those_of_the_windows(
     )
     for metric, layer, *ends in lines.fetchall():
         rows = store.cursor().execute(
-            f"SELECT {metric} FROM windows WHERE layer = ?",  # noqa: S608 (registry)
+            f"SELECT {metric} FROM windows WHERE layer = ?",
             [layer],
         )
         counts = fired.setdefault(metric, [0, 0])

@@ -35,7 +35,7 @@ def job_run(job: str, scheduled_for_us: int, state: str, **result: str) -> dict[
     }
 
 
-def notification(name: str, **values: Any) -> dict[str, Any]:  # noqa: ANN401 (of any column)
+def notification(name: str, **values: Any) -> dict[str, Any]:
     """A row of `outbox`."""
     return {
         "notification": name,

@@ -87,7 +87,7 @@ def test_each_planned_time_runs_once(store: Store, clock: ManualClock, tmp_path:
     work = Work(clock)
     jobs = [work.job("a"), work.job("b", Daily(23, 59))]
     runners = [runner_of(store, clock, tmp_path, *jobs) for _ in range(2)]
-    draw = random.Random(11)  # noqa: S311 (test data)
+    draw = random.Random(11)
     days = 4
     ticks = sorted(draw.randrange(NIGHT, NIGHT + days * DAY_US) for _ in range(150))
     for now_us in ticks:

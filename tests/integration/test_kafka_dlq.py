@@ -95,7 +95,7 @@ def _publish(settings: Settings, letters: Sequence[DeadLetter]) -> None:
         producer.flush()
 
 
-def _run(settings: Settings, *arguments: str | Path) -> Any:  # noqa: ANN401 (whatever it prints)
+def _run(settings: Settings, *arguments: str | Path) -> Any:
     result = CliRunner(env=variables_of(settings)).invoke(
         app, ["kafka", *map(str, arguments), "--json"]
     )

@@ -27,7 +27,7 @@ def test_bytes_on_their_way_stay_below_the_cap(
     given: Counter[int] = Counter()
     send = KafkaClients.send
 
-    def counting(self: KafkaClients, client: Any, *arguments: Any) -> None:  # noqa: ANN401
+    def counting(self: KafkaClients, client: Any, *arguments: Any) -> None:
         given[client.generation] += len(arguments[2])
         send(self, client, *arguments)
 

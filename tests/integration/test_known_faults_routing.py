@@ -53,7 +53,7 @@ def test_an_idle_engine_is_no_data(engine: WatchedEngine) -> None:
     ]
     assert {"gini", "max_violation", "coverage"} <= set(names)
     any_nan = " OR ".join(f"isnan({name})" for name in names)
-    assert engine.rows(f"SELECT count(*) FROM windows WHERE {any_nan}") == [(0,)]  # noqa: S608
+    assert engine.rows(f"SELECT count(*) FROM windows WHERE {any_nan}") == [(0,)]
     assert engine.rows("SELECT DISTINCT level FROM windows") == [("insufficient",)]
 
 

@@ -205,7 +205,8 @@ def test_receivers_take_turns(
 def _put_off(store: Store, which: str, seconds: int) -> None:
     store.change(
         lambda connection, commit_id: connection.execute(
-            f"UPDATE outbox SET not_before = created_at + to_seconds(?), commit_id = ? WHERE {which}",  # noqa: S608,E501
+            "UPDATE outbox SET not_before = created_at + to_seconds(?), commit_id = ?"
+            f" WHERE {which}",
             [seconds, commit_id],
         ),
         author="test",

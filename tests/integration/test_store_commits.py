@@ -296,7 +296,7 @@ def test_a_row_that_is_late_finishes_the_window_again(store: Store) -> None:
     processor = RowProcessor()
     store.apply(processor.emission([Record((one_row(BASE),), BASE + 5 * SECOND)]))
     one_second = "window_kind = 'time' AND size = 1000000 AND scope_kind = 'all' AND layer = 0"
-    query = f"SELECT seen, row_version, requests, counts FROM windows WHERE {one_second}"  # noqa: S608
+    query = f"SELECT seen, row_version, requests, counts FROM windows WHERE {one_second}"
     assert rows_of(store, query) == [(1, 1, 1, [0, 1, 0, 0])]
     late = (one_row(BASE + 1, "other"), one_row(BASE + 2, "third"))
     store.apply(processor.emission([Record(late, BASE + 6 * SECOND)]))
@@ -361,7 +361,7 @@ def test_a_partition_that_is_gone_does_not_stop_the_others(store: Store) -> None
         store.apply(slow.emission([Record((one_row(BASE),), BASE)]))
         store.apply(fast.emission([Record((one_row(BASE),), BASE + 9 * SECOND)]))
         query = (
-            "SELECT count(*) FROM windows WHERE layer = 0 AND scope_kind = 'all'"  # noqa: S608
+            "SELECT count(*) FROM windows WHERE layer = 0 AND scope_kind = 'all'"
             f" AND size = 1000000 AND domain = '{domain}'"
         )
         assert rows_of(store, query) == [(0,)]

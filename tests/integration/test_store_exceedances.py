@@ -168,7 +168,7 @@ class Hook:
         """Note it."""
         self.events.append("reset")
 
-    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401
+    def committing(self, connection: Any, facts: CommitFacts) -> None:
         """Write a row that says how many slots are stored."""
         self.events.append("committing")
         self.facts.append(facts)
@@ -264,7 +264,7 @@ def test_a_hook_forgets_whenever_the_file_may_disagree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("domain", "final"), [("live", False), ("import", True)])
-def test_a_sealed_import_is_past_all_of_its_slots(tmp_path: Path, domain: str, final: bool) -> None:  # noqa: FBT001
+def test_a_sealed_import_is_past_all_of_its_slots(tmp_path: Path, domain: str, final: bool) -> None:
     """Nothing follows, so the last slot is final; a live domain may go on."""
     hook = Hook()
     lane = replace(LANE, domain=domain)

@@ -44,7 +44,7 @@ def tables(path: Path) -> dict[str, list[str]]:
         cursor = store.cursor()
         for name in ("windows", "metric_histograms", "reference_distributions", "batches"):
             columns = [c for c in TABLE_BY_NAME[name].column_names if c not in BOOKKEEPING]
-            rows = cursor.execute(f"SELECT {', '.join(columns)} FROM {name}").fetchall()  # noqa: S608
+            rows = cursor.execute(f"SELECT {', '.join(columns)} FROM {name}").fetchall()
             found[name] = sorted(map(repr, rows))
         cursor.close()
     return found
@@ -53,7 +53,7 @@ def tables(path: Path) -> dict[str, list[str]]:
 @pytest.mark.timeout(300)
 def test_kills_between_and_inside_commits(tmp_path: Path) -> None:
     """After each kill the next process continues, and the tables are an uninterrupted run's."""
-    chance = random.Random(2)  # noqa: S311 (test data)
+    chance = random.Random(2)
     killed = tmp_path / "killed.duckdb"
     kills = 0
     while True:

@@ -104,7 +104,7 @@ class Fleet:
     def imbalances(self, scope: str = "all") -> dict[tuple[str, int, int], float | None]:
         """Rank imbalance by (scope value, second, layer)."""
         found = self.rows(
-            "SELECT scope_value, start, layer, rank_imbalance FROM windows"  # noqa: S608 (tests)
+            "SELECT scope_value, start, layer, rank_imbalance FROM windows"
             f" WHERE window_kind = 'time' AND scope_kind = '{scope}'"
         )
         return {(who, (start - START_US) // SECOND, layer): v for who, start, layer, v in found}

@@ -54,14 +54,14 @@ def tables(store: Store) -> dict[str, list[Any]]:
         names = ", ".join(
             column for column in TABLE_BY_NAME[name].column_names if column not in BOOKKEEPING
         )
-        found[name] = sorted(map(repr, cursor.execute(f"SELECT {names} FROM {name}").fetchall()))  # noqa: S608
+        found[name] = sorted(map(repr, cursor.execute(f"SELECT {names} FROM {name}").fetchall()))
     cursor.close()
     return found
 
 
 def cut(records: Sequence[Record], seed: int, longest: int) -> Iterator[Sequence[Record]]:
     """Records in commits of random length."""
-    chance = random.Random(seed)  # noqa: S311 (test data)
+    chance = random.Random(seed)
     begin = 0
     while begin < len(records):
         end = begin + chance.randrange(1, longest + 1)
@@ -98,7 +98,7 @@ def test_windows_hold_exactly_their_rows(tmp_path: Path, late_us: int) -> None:
         cursor = store.cursor()
         found: dict[tuple[object, ...], dict[int, tuple[Any, ...]]] = {}
         query = (
-            "SELECT window_kind, scope_kind, scope_value, size, stride, task, start, layer, counts,"  # noqa: S608
+            "SELECT window_kind, scope_kind, scope_value, size, stride, task, start, layer, counts,"
             " requests, seen, epoch_us(first_time), epoch_us(last_time), (scenes, scene_tokens),"
             f" {METRIC_NAMES[2]} FROM windows"
         )
@@ -145,7 +145,7 @@ def test_windows_compare_exactly_their_requests(tmp_path: Path) -> None:
         cursor = store.cursor()
         columns = ", ".join(METRIC_NAMES[number] for number in (3, 4, 5, 6))
         query = (
-            f"SELECT size, start, ({columns}) FROM windows"  # noqa: S608
+            f"SELECT size, start, ({columns}) FROM windows"
             " WHERE window_kind = 'time' AND scope_kind = 'all' AND layer = 0"
         )
         found = {(size, start): values for size, start, values in cursor.execute(query).fetchall()}
@@ -195,7 +195,7 @@ def similarity_alone(record: Record, processor: RowProcessor, second: int) -> Em
 
 
 @pytest.mark.parametrize("reopen", [False, True], ids=["running", "restarted"])
-def test_a_similarity_pane_alone_makes_no_window(tmp_path: Path, reopen: bool) -> None:  # noqa: FBT001
+def test_a_similarity_pane_alone_makes_no_window(tmp_path: Path, reopen: bool) -> None:
     """Without a row there is nothing to show, and the seconds after it do not close either."""
     path = tmp_path / "s.duckdb"
     processor = RowProcessor()
@@ -220,7 +220,7 @@ def test_a_similarity_pane_that_comes_late_finishes_its_windows_again(tmp_path: 
     row = Row(BASE + SECOND, "q", "t", (1, 0))
     values = ", ".join(METRIC_NAMES[number] for number in (4, 5))
     query = (
-        f"SELECT row_version, seen, requests, {values} FROM windows"  # noqa: S608
+        f"SELECT row_version, seen, requests, {values} FROM windows"
         " WHERE window_kind = 'time' AND scope_kind = 'all' AND layer = 0 AND size = 5000000"
     )
     with Store(tmp_path / "s.duckdb", share_finisher, SHAPES) as store:

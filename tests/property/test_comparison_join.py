@@ -79,7 +79,7 @@ def plain_js(reference: Counter[int], counts: Counter[int]) -> float:
     )
 
 
-def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:  # noqa: ANN401 (typed as JSON)
+def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:
     """Every number of a report but the intervals, from pairs of plain rows."""
     assert report["tokens"] == len(pairs)
     assert report["requests"] == len({a.request for a, _ in pairs})

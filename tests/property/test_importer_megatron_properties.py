@@ -35,7 +35,7 @@ def test_every_cut_of_a_run_arrives_whole(  # noqa: PLR0917 (drawn)
     per_stage: int,
     steps: int,
     size: int,
-    shuffled: bool,  # noqa: FBT001 (drawn)
+    shuffled: bool,
 ) -> None:
     """Rows are those of the sequences; counts per step are those of the rows."""
     random = np.random.default_rng(seed)

@@ -49,7 +49,7 @@ def _case(seed: int) -> dict[str, Any]:
 
     Drawn by a plain generator: what is judged has to be dense for ties and mixed traffic to occur.
     """
-    rng = random.Random(seed)  # noqa: S311 (no secret)
+    rng = random.Random(seed)
     windows = range(rng.randint(1, 6))
     few_nulls = rng.choice((0.0, 0.1, 0.5))
     return {

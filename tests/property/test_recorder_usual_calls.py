@@ -213,7 +213,7 @@ class Engine:
 def columns_of(call: dict[str, Any], rows: int) -> dict[str, Any]:
     """All that a call says beside requests, positions and ids."""
 
-    def drawn(kind: str | None, *shape: int) -> Any:  # noqa: ANN401 - of any type
+    def drawn(kind: str | None, *shape: int) -> Any:
         if kind is None:
             return None
         numbers = np.arange(rows * int(np.prod(shape))).reshape(rows, *shape)
@@ -266,7 +266,7 @@ def in_ring(recorder: Recorder) -> list[tuple[Any, ...]]:
 @given(seed=st.integers(0, 2**32), is_sampled=st.sampled_from([False, False, False, True]))
 def test_the_short_way_records_what_the_general_way_records(seed: int, *, is_sampled: bool) -> None:
     """Whatever an engine does, ring and counters do not tell whether a call went the short way."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         engine = Engine(Path(folder), is_sampled=is_sampled)
         with engine.short, engine.general:

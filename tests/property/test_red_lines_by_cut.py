@@ -35,7 +35,7 @@ SERIES: tuple[dict[str, Any], ...] = (
 SLOTS = 36
 
 
-def book() -> Any:  # noqa: ANN401 (of the support module)
+def book() -> Any:
     """Rules of two versions: the second asks for more, and does not know the family `router`."""
     return book_of(
         version("t-1", rule(), rule(family="router", needed=3, of=5), rule(scope="node")),

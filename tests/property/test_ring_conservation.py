@@ -78,7 +78,7 @@ class Fleet:
             names, positions, ids_of(serials), "decode", token_ids=np.array(serials)
         )
 
-    def end(self, name: str, last_of_task: bool) -> None:  # noqa: FBT001 - drawn with the name
+    def end(self, name: str, last_of_task: bool) -> None:
         """A request is over."""
         self.recorder.end_request(name, last_of_task=last_of_task)
         self.positions[name] = 0
@@ -88,7 +88,7 @@ class Fleet:
         self.agent.close()
         self.agent = self.new_agent()
 
-    def restart_engine(self, is_closed: bool) -> None:  # noqa: FBT001 - drawn
+    def restart_engine(self, is_closed: bool) -> None:
         """The engine stops, or is killed, and starts again."""
         if not is_closed:
             ring = self.recorder._ring  # noqa: SLF001 - as when the process is killed
@@ -115,7 +115,7 @@ class Fleet:
         for _ in range(calls):
             self.record(["a"] * 500)
 
-    def step(self, kind: str, *arguments: Any) -> None:  # noqa: ANN401 - as drawn
+    def step(self, kind: str, *arguments: Any) -> None:
         """One thing that happens."""
         happen: dict[str, Callable[..., object]] = {
             "record": lambda name, rows: self.record([name] * rows),

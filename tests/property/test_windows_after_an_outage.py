@@ -55,7 +55,7 @@ def test_what_waited_for_a_broker_is_in_its_windows(
     begins = records[len(records) // 4].watermark
     topic = with_outage(records, begins, begins + away_s * SECOND, later_s * SECOND)
     steady = roll_up(source_records([r._replace(arrived=r.watermark) for r in records]), CONFIG)
-    rng = Random(chance)  # noqa: S311 (test data)
+    rng = Random(chance)
     numbers = range(3 * len(records))
     found = roll_up(
         source_records(topic),

@@ -89,7 +89,7 @@ def test_windows_equal_the_plain_roll_up(plan: Plan, cut: Cut) -> None:
 def test_commits_and_restarts_change_nothing(plan: Plan, cut: Cut, seed: int) -> None:
     """Commits anywhere, and restarts that read again from `replay_from`, give the same output."""
     records = source_records(cut_stream(make_stream(plan), cut))
-    rng = Random(seed)  # noqa: S311 (test data)
+    rng = Random(seed)
     rate = rng.choice([0.05, 0.3])
     numbers = range(3 * len(records))
     commits = {number for number in numbers if rng.random() < 0.3}
@@ -97,7 +97,7 @@ def test_commits_and_restarts_change_nothing(plan: Plan, cut: Cut, seed: int) ->
     assert roll_up(records, CONFIG, commits=commits, restarts=restarts) == roll_up(records, CONFIG)
 
 
-def _row_counts(account: Any) -> tuple[int, ...]:  # noqa: ANN401
+def _row_counts(account: Any) -> tuple[int, ...]:
     return tuple(
         getattr(account, name)
         for name in (

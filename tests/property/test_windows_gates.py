@@ -71,7 +71,7 @@ def test_identical_rows_count_up_to_the_thirty_second(run: int, context: int, be
 
 
 @pytest.mark.parametrize("context", [True, False])
-def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) -> None:  # noqa: FBT001
+def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) -> None:
     """A run of 40 equal rows in batches of 10 is found where the last rows are repeated."""
     lane = Lane("moe", "r1", 8, 2, 2)
     items = [
@@ -88,7 +88,7 @@ def test_identical_run_goes_on_where_context_rows_join_batches(context: bool) ->
 
 @given(st.integers(60, 70), st.integers(0, 2), st.booleans())
 @settings(max_examples=25)
-def test_all_zero_layer_is_kept_out(rows: int, context: int, one_other: bool) -> None:  # noqa: FBT001
+def test_all_zero_layer_is_kept_out(rows: int, context: int, one_other: bool) -> None:
     """With k = 1 a layer of zeros in 64 or more rows is not believed; one other id redeems it."""
     lane = Lane("moe", "r1", 4, 1, 2)
     ids = [((n % 4,), (0,)) for n in range(rows)]

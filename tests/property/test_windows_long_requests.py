@@ -54,7 +54,7 @@ def _stream(rng: Random, lane: Lane) -> list[Item]:
 @settings(max_examples=5)
 def test_long_requests_equal_the_plain_roll_up(seed: int, experts: int, top_k: int) -> None:
     """Positions, lags and similarity are the oracle's, in any batches and over restarts."""
-    rng = Random(seed)  # noqa: S311 (test data)
+    rng = Random(seed)
     items = _stream(rng, Lane("moe", "r1", experts, top_k, 2))
     for cut in (Cut(50, 400_000), Cut(9, 100_000)):
         records = cut_stream(items, cut)

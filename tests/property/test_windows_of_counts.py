@@ -45,7 +45,7 @@ CONFIG = WindowConfig(
 
 def make_rows(seed: int) -> list[Row]:
     """Draw a few requests side by side, without gaps, in the order of time."""
-    rng = Random(seed)  # noqa: S311 (test data)
+    rng = Random(seed)
     rows: list[Row] = []
     for number in range(rng.randrange(1, 4)):
         prompt = rng.choice([0, 5, 128, 200])

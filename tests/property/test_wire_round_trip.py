@@ -71,7 +71,7 @@ def test_any_bytes_decode_or_raise_the_one_error(data: bytes) -> None:
 @given(routing_batches(), st.integers(0, 2**32))
 def test_damaged_batches_decode_or_raise_the_one_error(batch: RoutingBatch, seed: int) -> None:
     """Damage before and behind the checksum ends as the documented error."""
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(seed)
     data = encode_batch(batch)
     for _ in range(3):
         decodes_or_refuses(mutated_bytes(rng, data))

@@ -25,7 +25,7 @@ def run(path: Path, seed: int, number: int) -> None:
         begin = stored.emitted_to if stored else 0
         if begin:
             processor.emission(records[:begin])
-        chance = random.Random(begin)  # noqa: S311 (test data)
+        chance = random.Random(begin)
         while begin < number:
             end = min(number, begin + chance.randrange(1, 4))
             store.apply(processor.emission(records[begin:end], sealed=end == number))

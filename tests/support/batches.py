@@ -61,7 +61,7 @@ def make_ids(
     return ids
 
 
-def make_header(**changes: Any) -> BatchHeader:  # noqa: ANN401
+def make_header(**changes: Any) -> BatchHeader:
     """Build a header of a small model; any field can be given."""
     fields: dict[str, Any] = {
         "node": "node-0",
@@ -147,7 +147,7 @@ def make_batch(
     )
 
 
-def make_heartbeat(sequence: int = 0, **changes: Any) -> RoutingBatch:  # noqa: ANN401
+def make_heartbeat(sequence: int = 0, **changes: Any) -> RoutingBatch:
     """Build a batch that only carries time and drop counters."""
     return RoutingBatch(header=make_header(sequence=sequence, **changes))
 
@@ -225,7 +225,7 @@ def _requests(draw: st.DrawFn, rng: np.random.Generator) -> Requests:
     )
 
 
-def _optional(draw: st.DrawFn, column: Any) -> Any:  # noqa: ANN401
+def _optional(draw: st.DrawFn, column: Any) -> Any:
     return column if draw(st.booleans()) else None
 
 

@@ -43,7 +43,7 @@ def transactions(settings: Settings, sender: str) -> Iterator[Any]:
 
 def send_records(
     settings: Settings,
-    producer: Any,  # noqa: ANN401 (untyped library)
+    producer: Any,
     records: Iterable[EmissionRecord],
 ) -> None:
     """Send records and wait until each is acknowledged."""

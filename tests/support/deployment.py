@@ -34,7 +34,7 @@ def yaml_documents(text: str) -> list[Any]:
     return [each for each in yaml.load_all(text, _Loader) if each is not None]
 
 
-def interpolated(value: Any, variables: Mapping[str, str]) -> Any:  # noqa: ANN401 (YAML's values)
+def interpolated(value: Any, variables: Mapping[str, str]) -> Any:
     """A compose file's values with variables replaced, by their defaults where not given.
 
     Raises:

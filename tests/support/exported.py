@@ -22,12 +22,12 @@ def exported_rows(folder: Path, table: str, columns: str = "*") -> Counter[tuple
     manifest = read_manifest(folder)
     assert manifest is not None
     source = select_table(TABLE_BY_NAME[table], manifest.tables[table], folder)
-    return Counter(_hashable(duckdb.execute(f"SELECT {columns} FROM ({source})").fetchall()))  # noqa: S608 (own names)
+    return Counter(_hashable(duckdb.execute(f"SELECT {columns} FROM ({source})").fetchall()))
 
 
 def stored_rows(store: ReadableStore, table: str, columns: str = "*") -> Counter[tuple[Any, ...]]:
     """What the store holds."""
-    rows = store.cursor().execute(f"SELECT {columns} FROM {table}").fetchall()  # noqa: S608 (own names)
+    rows = store.cursor().execute(f"SELECT {columns} FROM {table}").fetchall()
     return Counter(_hashable(rows))
 
 

@@ -92,7 +92,7 @@ def run_engine(plan: EnginePlan, ring_directory: Path, report: Path, disk_holder
         enter_disk(disk_holder)
     asked: set[int] = set()
 
-    def ask(number: int, _: Any) -> None:  # noqa: ANN401 (signal's signature)
+    def ask(number: int, _: Any) -> None:
         asked.add(number)
 
     signal.signal(signal.SIGTERM, ask)
@@ -158,7 +158,7 @@ def _begin(recorder: Recorder, plan: EnginePlan, slot: int, number: int) -> str:
 
 
 @cache
-def ids_of_steps() -> Any:  # noqa: ANN401 (an array)
+def ids_of_steps() -> Any:
     """Distinct experts of each token and layer, uint8 [TABLE, REQUESTS, LAYERS, TOP_K]."""
     random = np.random.default_rng(5)
     scores = random.random((TABLE, REQUESTS, LAYERS, EXPERTS))

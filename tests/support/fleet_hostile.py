@@ -99,7 +99,7 @@ def read_hostile(stage: Stage, seconds: float) -> Hostile:
     for worker in fleet.workers:
         fleet.start(worker)
     fleet.wait_for_owner()
-    chance = Random(stage.seed)  # noqa: S311 (what goes wrong)
+    chance = Random(stage.seed)
     machines = [replace(one, seconds=seconds) for one in MACHINES]
     delivery = hostile_delivery(machines, seconds, SystemClock().now_us(), chance)
     for part in delivery:
@@ -174,7 +174,7 @@ def _formed_twice(
 
 def _accounted_otherwise(fleet: Fleet, records: Mapping[str, Sequence[Record]]) -> int:
     with duckdb.connect(str(fleet.store_file), read_only=True) as connection:
-        query = f"SELECT partition, log_offset, {ACCOUNTS} FROM batches"  # noqa: S608 (constants)
+        query = f"SELECT partition, log_offset, {ACCOUNTS} FROM batches"
         rows = connection.execute(query).fetchall()
     stored = {row[:2]: row[2:] for row in rows}
     return sum(

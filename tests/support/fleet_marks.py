@@ -86,7 +86,7 @@ def window_rows(path: Path) -> dict[Key, WindowRow]:
     """Every window of a store by the key of `support.stored.stored_windows`."""
     columns = [c for c in TABLE_BY_NAME["windows"].column_names if c not in NOT_A_RESULT]
     query = (
-        f"SELECT {', '.join(KEY_COLUMNS)}, coverage IS NULL AND window_kind = 'time', "  # noqa: S608 (declared names)
+        f"SELECT {', '.join(KEY_COLUMNS)}, coverage IS NULL AND window_kind = 'time', "
         f"{', '.join(columns)} FROM windows"
     )
     with duckdb.connect(str(path), read_only=True) as connection:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]
+import psutil
 from support.fleet import RECOVERY_S, Fleet, is_shipped, log_ends
 from support.fleet_engine import EnginePlan, EngineReport, run_engine
 from support.fleet_processes import wait_for

@@ -171,7 +171,7 @@ class Nursery:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         self._context.set_forkserver_preload(["support.fleet_warm"])
 
-    def start(self, name: str, target: Callable[..., None], *arguments: Any) -> FleetProcess:  # noqa: ANN401
+    def start(self, name: str, target: Callable[..., None], *arguments: Any) -> FleetProcess:
         """Fork a process that calls a function of a module."""
         self._alive = [process for process in self._alive if process.is_running]
         log = self._folder / f"{name}.log"

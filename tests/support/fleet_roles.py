@@ -67,7 +67,7 @@ def write_load(machine: Machine, root: Path, start_us: int, stage_file: Path) ->
     """
     asked: list[int] = []
 
-    def ask(number: int, _: Any) -> None:  # noqa: ANN401 (signal's signature)
+    def ask(number: int, _: Any) -> None:
         asked.append(number)
 
     def tell(stage: int) -> None:

@@ -70,7 +70,7 @@ def batches_and_rows(log: Path, topic: Mapping[int, Sequence[Place]]) -> dict[st
     return {name: found[name] for name in names}
 
 
-def _serials(batches: Any) -> set[int]:  # noqa: ANN401 (any iterable of batches)
+def _serials(batches: Any) -> set[int]:
     return {
         int(serial)
         for batch in batches
@@ -186,7 +186,7 @@ def windows_of_engines(
         ).fetchall()
         (reached,) = connection.execute("SELECT watermark_us FROM domains").fetchall()[0]
         losses = [
-            int(connection.execute(f"SELECT sum(lost_rows) FROM {table}").fetchall()[0][0] or 0)  # noqa: S608 (constants)
+            int(connection.execute(f"SELECT sum(lost_rows) FROM {table}").fetchall()[0][0] or 0)
             for table in ("producers", "batches")
         ]
     lost = twice = 0

@@ -9,7 +9,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 from support.fleet import Fleet
 from support.fleet_faults import Fault, Saboteur
 from support.fleet_judge import judge_store
@@ -131,7 +131,7 @@ def sabotage(
             stage.nursery, stage.folder / "ringed", stage.bootstrap, f"{stage.prefix}-ringed"
         )
         rings.start()
-    chance = Random(stage.seed)  # noqa: S311 (moments)
+    chance = Random(stage.seed)
     saboteur = Saboteur(fleet, stage.broker, chance, programs, rings)
     saboteur.run(faults, stage.told)
     ring_rows = None if rings is None else rings.end()

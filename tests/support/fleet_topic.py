@@ -88,7 +88,7 @@ def _partitions(consumer: KafkaConsumer, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in sorted(numbers)]
 
 
-def _appended_us(record: Any) -> int:  # noqa: ANN401 (untyped library)
+def _appended_us(record: Any) -> int:
     times = dict(record.headers).get("moescope-times")
     broker_us = int(record.timestamp) * 1_000
     if times is None or len(times) != 16:

@@ -29,7 +29,7 @@ LANE = LaneKey("live", "m", "r1", "served", "full", 1.0, 6, 2, (3, 7))
 """Two of the layers of a model of 6 experts, top-2."""
 
 
-def group_of(windows: int, **given: Any) -> WindowGroup:  # noqa: ANN401
+def group_of(windows: int, **given: Any) -> WindowGroup:
     """Complete token windows of `LANE`, one a second; anything may be given otherwise."""
     nothing = np.zeros(windows, np.int64)
     fields: dict[str, Any] = {

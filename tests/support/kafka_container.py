@@ -100,7 +100,7 @@ class ContainerBroker:
         """Remove it."""
         self.close()
 
-    def _wrapped(self) -> Any:  # noqa: ANN401 (of the docker library, which is no dependency)
+    def _wrapped(self) -> Any:
         return self._container.get_wrapped_container()
 
 

@@ -76,7 +76,7 @@ def kill_until_done(folder: Path, chance: random.Random) -> int:
 def main() -> None:
     """Kill until there were enough."""
     wanted, seed, *folders = sys.argv[1:]
-    chance = random.Random(int(seed))  # noqa: S311 (moments to kill at)
+    chance = random.Random(int(seed))
     compile_kernels()
     # Read little at a time, so that commits come often and a kill hits one in the middle.
     pipeline.READ_RECORDS = 4

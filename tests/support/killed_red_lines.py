@@ -85,7 +85,7 @@ def tables(store: Store) -> dict[str, list[Any]]:
     with closing(store.cursor()) as cursor:
         return {
             name: sorted(
-                cursor.execute(f"SELECT * EXCLUDE commit_id FROM {name}").fetchall(),  # noqa: S608
+                cursor.execute(f"SELECT * EXCLUDE commit_id FROM {name}").fetchall(),
                 key=repr,
             )
             for name in TABLES

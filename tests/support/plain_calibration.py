@@ -91,7 +91,7 @@ def _lines(
     connection: duckdb.DuckDBPyConnection, metric: str, condition: str
 ) -> list[dict[str, Any]]:
     found = connection.execute(
-        f"SELECT {KIND}, list({metric} ORDER BY {metric}),"  # noqa: S608 (declared names)
+        f"SELECT {KIND}, list({metric} ORDER BY {metric}),"
         " count(DISTINCT CASE WHEN request = '' THEN start // 10000000 ELSE hash(request) END)"
         f" FROM (SELECT * REPLACE ('' AS scene) FROM windows WHERE complete AND {condition})"
         f" WHERE {metric} IS NOT NULL GROUP BY ALL HAVING count(*) >= {MINIMUM_WINDOWS}"

@@ -56,7 +56,7 @@ def live(options: Mapping[str, Any], dies_in_commit: int) -> None:
     run_processor(load_settings(environment={}, options=options), stop_on_signals())
 
 
-def emitted_to(settings: Settings, admin: Any) -> dict[int, int]:  # noqa: ANN401
+def emitted_to(settings: Settings, admin: Any) -> dict[int, int]:
     """Partition → how far the group's output is committed."""
     group = settings["kafka.group"]
     try:
@@ -115,7 +115,7 @@ class ProcessorFleet:
                 PATIENCE_S,
             )
 
-    def _shares(self, admin: Any) -> list[int]:  # noqa: ANN401 (untyped library)
+    def _shares(self, admin: Any) -> list[int]:
         group = self.settings["kafka.group"]
         try:
             described = admin.describe_groups([group])[group]

@@ -128,7 +128,7 @@ def exceedance(value: float, *, start: int = 0, layer: int = 1) -> Exceedance:
     return Exceedance(value, "hot_load_share", layer, start, "req-1", 4, red, mixed)
 
 
-def key(index: int, **fields: Any) -> ExceedanceKey:  # noqa: ANN401 (fields of the key)
+def key(index: int, **fields: Any) -> ExceedanceKey:
     """A slot of load in 128-token decode windows, judged by `t-1`."""
     base = ExceedanceKey(
         LANE, "decode", "token", 128, 128, "all", "", "load", slot_us(index), "t-1"
@@ -139,7 +139,7 @@ def key(index: int, **fields: Any) -> ExceedanceKey:  # noqa: ANN401 (fields of 
 def arrivals(
     slots: str,
     values: Mapping[str, float] = VALUES,
-    **fields: Any,  # noqa: ANN401
+    **fields: Any,
 ) -> list[Arrival]:
     """What arrives of a series: per symbol a slot, each a second after its end."""
     return [
@@ -204,9 +204,7 @@ class RedLineStore:
     def rows(self, table: str) -> list[dict[str, Any]]:
         """A table without commit numbers, in the order of its key."""
         order = ", ".join(TABLE_BY_NAME[table].key)
-        found = self.connection.execute(
-            f"SELECT * EXCLUDE commit_id FROM {table} ORDER BY {order}"  # noqa: S608
-        )
+        found = self.connection.execute(f"SELECT * EXCLUDE commit_id FROM {table} ORDER BY {order}")
         names = [column[0] for column in found.description or ()]
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 

@@ -69,7 +69,7 @@ def report_store(directory: Path, *, name: str = HOSTILE) -> SampleStore:
             0.02 + 0.03 * (hash(n, layers.layer, 'js') % 1000) / 1000 AS js_uniform,
             40 + (hash(n, layers.layer, 'top1') % 1000) / 50 AS top1_switches
         ) FROM one, range({WINDOWS}) t(n), (SELECT unnest({list(LAYERS)}) AS layer) layers
-        """  # noqa: S608 (constants)
+        """
     )
     write_baseline(connection, {"without_alerts": True})
     write_calibration(connection, "t-1", status="retired", condition="start % 10000000 = 0")

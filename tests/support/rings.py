@@ -24,7 +24,7 @@ SMALL_RING = 512 * 1024
 START_US = 1_700_000_000_000_000
 
 
-def small_recorder(directory: Path, **settings: Any) -> Recorder:  # noqa: ANN401 - those of Recorder
+def small_recorder(directory: Path, **settings: Any) -> Recorder:
     """A recorder of a model with two MoE layers of eight experts."""
     defaults: dict[str, Any] = {
         "model": "tiny",

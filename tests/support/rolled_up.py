@@ -95,7 +95,7 @@ class Outcome:
     letter_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-def nested(counts: Any) -> tuple[tuple[int, ...], ...]:  # noqa: ANN401
+def nested(counts: Any) -> tuple[tuple[int, ...], ...]:
     """Counts [L, E] as tuples, which compare and hash."""
     return tuple(tuple(int(value) for value in row) for row in counts)
 

@@ -66,7 +66,7 @@ class SampleStore:
         ]
         assert not values, f"no such columns: {values}"
         marks = ", ".join("?" for _ in columns)
-        self.connection.execute(f"INSERT INTO {table} VALUES ({marks})", row)  # noqa: S608 (declared names)
+        self.connection.execute(f"INSERT INTO {table} VALUES ({marks})", row)
 
     def add_window(self, start: int, commit_id: int, **values: object) -> None:
         """Insert one time window that closed `start` seconds after 2026-01-01."""

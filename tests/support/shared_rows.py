@@ -320,7 +320,7 @@ def make_records(
         late_us: How far behind the watermark a row may be; 0 keeps every promise.
         longest_us: The largest step of event time between two records.
     """
-    chance = random.Random(seed)  # noqa: S311 (test data)
+    chance = random.Random(seed)
     records: list[Record] = []
     now, watermark, step = BASE, BASE - 10 * SECOND, 0
     ended: dict[str, int] = defaultdict(int)

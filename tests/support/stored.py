@@ -49,7 +49,7 @@ def tables(path: Path) -> dict[str, list[str]]:
         found = {}
         for name in COMPARED:
             columns = [c for c in TABLE_BY_NAME[name].column_names if c not in NOT_A_RESULT]
-            query = f"SELECT {', '.join(columns)} FROM {name}"  # noqa: S608 (declared names)
+            query = f"SELECT {', '.join(columns)} FROM {name}"
             found[name] = sorted(map(repr, connection.execute(query).fetchall()))
         late = "SELECT late_rows, duplicate_windows FROM domains"
         found["late"] = sorted(map(repr, connection.execute(late).fetchall()))
@@ -59,7 +59,7 @@ def tables(path: Path) -> dict[str, list[str]]:
 def stored_windows(path: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """Integers of each window row by (kind, revision, phase, scope …, layer)."""
     with duckdb.connect(str(path), read_only=True) as connection:
-        query = f"SELECT {', '.join(WINDOW_COLUMNS)} FROM windows"  # noqa: S608 (declared names)
+        query = f"SELECT {', '.join(WINDOW_COLUMNS)} FROM windows"
         rows = connection.execute(query).fetchall()
     found = {}
     for row in rows:

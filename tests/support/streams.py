@@ -252,7 +252,7 @@ def _end_marker(row: Row, *, last_of_task: bool) -> Row:
 
 def make_stream(plan: Plan) -> list[Item]:
     """Draw a stream; the same plan gives the same stream."""
-    rng = Random(plan.seed)  # noqa: S311 (test data)
+    rng = Random(plan.seed)
     nodes = [_Node(plan, index, rng) for index in range(plan.nodes)]
     shown = dict.fromkeys((node.name for node in nodes), START_US)
     now = START_US + rng.randrange(0, 300 * SECOND)

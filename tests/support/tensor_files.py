@@ -21,7 +21,7 @@ def text(value: str) -> bytes:
 
 
 def pickled(  # noqa: PLR0911 (one return per type)
-    value: Any,  # noqa: ANN401 (any data)
+    value: Any,
     arrays: list[np.ndarray[Any, Any]],
 ) -> bytes:
     """Operations that build a value; arrays are collected."""
@@ -58,7 +58,7 @@ def pickled(  # noqa: PLR0911 (one return per type)
 
 def write_tensors(
     path: Path,
-    value: Any,  # noqa: ANN401 (any data)
+    value: Any,
     *,
     pickle: bytes | None = None,
     compressed: bool = False,

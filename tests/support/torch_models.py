@@ -1,6 +1,5 @@
 """A tiny MoE model, its recording, and what its routers have to say, computed independently."""
 
-# ruff: noqa: ANN401 - transformers has no types
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple

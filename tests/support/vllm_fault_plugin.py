@@ -29,7 +29,7 @@ def register() -> None:
     file = Path(os.environ[FILE_VARIABLE])
     disarm = RoutingCapture.disarm
 
-    def disarm_and_break(capture: Any) -> None:  # noqa: ANN401 (as the plugin has it)
+    def disarm_and_break(capture: Any) -> None:
         disarm(capture)
         if file.exists():
             _break(capture, file.read_text(encoding="ascii"))
@@ -38,7 +38,7 @@ def register() -> None:
     RoutingCapture.is_broken_by_test = True  # type: ignore[attr-defined]
 
 
-def _break(capture: Any, fault: str) -> None:  # noqa: ANN401
+def _break(capture: Any, fault: str) -> None:
     rows = capture._rows  # noqa: SLF001 (breaking in is the point)
     if fault == IDS_BEYOND:
         capture.ids[:, 1, 0] = NOT_AN_EXPERT

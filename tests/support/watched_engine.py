@@ -39,7 +39,7 @@ class Seconds(NamedTuple):
 class WatchedEngine:
     """A recorder of layers 1 and 3, eight experts, two per token; further ones if asked for."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:  # noqa: ANN401 - those of Recorder
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.log = folder / "log"
         self.store = folder / "store.duckdb"
@@ -49,7 +49,7 @@ class WatchedEngine:
         self._reading: duckdb.DuckDBPyConnection | None = None
         self.recorder = self.start(**settings)
 
-    def start(self, **settings: Any) -> Recorder:  # noqa: ANN401 - those of Recorder
+    def start(self, **settings: Any) -> Recorder:
         """Another producer in the same folder."""
         recorder = small_recorder(self.folder, clock=self.clock, **settings)
         self.recorders.append(recorder)
@@ -103,7 +103,7 @@ class WatchedEngine:
     def seconds(self, layer: int, where: str = "true") -> list[Seconds]:
         """Windows of a second over all nodes and scenes, in order of time."""
         found = self.rows(
-            "SELECT seen, lost, tokens, counts, coverage, level, level_reason FROM windows"  # noqa: S608 (a test's own words)
+            "SELECT seen, lost, tokens, counts, coverage, level, level_reason FROM windows"
             " WHERE window_kind = 'time' AND size = 1000000 AND scope_kind = 'all'"
             f" AND layer = {layer} AND {where} ORDER BY start"
         )
@@ -115,7 +115,7 @@ class WatchedEngine:
     def token_windows(self, layer: int, size: int = 4) -> list[tuple[Any, ...]]:
         """Request, start, seen, expected, complete and tokens of token windows."""
         return self.rows(
-            "SELECT request, start, seen, expected, complete, tokens FROM windows"  # noqa: S608 (a test's own words)
+            "SELECT request, start, seen, expected, complete, tokens FROM windows"
             f" WHERE window_kind = 'token' AND size = {size} AND layer = {layer}"
             " ORDER BY request, start"
         )
@@ -127,7 +127,7 @@ class WatchedEngine:
 
     def total(self, column: str) -> int:
         """Sum of a column of the batches."""
-        [(total,)] = self.rows(f"SELECT coalesce(sum({column}), 0) FROM batches")  # noqa: S608
+        [(total,)] = self.rows(f"SELECT coalesce(sum({column}), 0) FROM batches")
         return int(total)
 
 

@@ -54,7 +54,7 @@ def webhook_server() -> Iterator[WebhookServer]:
             self.end_headers()
             self.wfile.write(b"sorry\nno" if answer >= 400 else b"")
 
-        def log_message(self, *_: Any) -> None:  # noqa: ANN401 (tests need no access log)
+        def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

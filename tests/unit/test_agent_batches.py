@@ -42,7 +42,7 @@ class Bench:
         self,
         folder: Path,
         settings: AgentSettings | None = None,
-        **recorder: Any,  # noqa: ANN401 - those of Recorder
+        **recorder: Any,
     ) -> None:
         self.folder = folder
         self.root = folder / "log"
@@ -66,7 +66,7 @@ class Bench:
         request: str,
         *positions: int,
         phase: str = "decode",
-        **more: Any,  # noqa: ANN401 - those of Recorder.record
+        **more: Any,
     ) -> None:
         """Record rows of one request with serial numbers as token ids."""
         serials = range(self.serial, self.serial + len(positions))
@@ -330,7 +330,7 @@ def test_a_crash_around_an_append_doubles_and_loses_nothing(
     """Whether the note or the record was the last thing on disk, the next agent finds its place."""
     append = NodeLog.append
 
-    def crash(log: NodeLog, *arguments: Any) -> None:  # noqa: ANN401 - those of append
+    def crash(log: NodeLog, *arguments: Any) -> None:
         if is_appended:
             append(log, *arguments)
         raise KeyboardInterrupt

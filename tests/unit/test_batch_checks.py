@@ -34,7 +34,7 @@ def batch() -> RoutingBatch:
     )
 
 
-def token_blocks(**changes: Any) -> TokenBlocks:  # noqa: ANN401
+def token_blocks(**changes: Any) -> TokenBlocks:
     """Two valid pieces of blocks."""
     columns: dict[str, Any] = {
         "request": np.zeros(2, np.int32),
@@ -47,7 +47,7 @@ def token_blocks(**changes: Any) -> TokenBlocks:  # noqa: ANN401
     return TokenBlocks(**(columns | changes))
 
 
-def time_blocks(**changes: Any) -> TimeBlocks:  # noqa: ANN401
+def time_blocks(**changes: Any) -> TimeBlocks:
     """Two valid seconds."""
     columns: dict[str, Any] = {
         "second_us": np.zeros(2, np.int64),
@@ -61,7 +61,7 @@ def time_blocks(**changes: Any) -> TimeBlocks:  # noqa: ANN401
     return TimeBlocks(**(columns | changes))
 
 
-def counts_batch(batch: RoutingBatch, **parts: Any) -> RoutingBatch:  # noqa: ANN401
+def counts_batch(batch: RoutingBatch, **parts: Any) -> RoutingBatch:
     """A batch of counts fidelity with the same header and requests."""
     header = replace(batch.header, fidelity=Fidelity.COUNTS)
     return RoutingBatch(header=header, requests=batch.requests, **parts)
@@ -102,7 +102,7 @@ def counts_batch(batch: RoutingBatch, **parts: Any) -> RoutingBatch:  # noqa: AN
         ("ranks", Ranks(data_parallel=-2)),
     ],
 )
-def test_header_fields_out_of_range_are_refused(field: str, value: Any) -> None:  # noqa: ANN401
+def test_header_fields_out_of_range_are_refused(field: str, value: Any) -> None:
     """A header that cannot be written, or means nothing, is an error where it is made."""
     with pytest.raises(BatchError):
         make_heartbeat(**{field: value})
@@ -170,7 +170,7 @@ def test_sampled_fidelity_takes_a_ratio() -> None:
 def test_token_columns_that_do_not_fit_are_refused(
     batch: RoutingBatch,
     field: str,
-    value: Any,  # noqa: ANN401
+    value: Any,
 ) -> None:
     """Kernels index with these columns and do not look again."""
     assert batch.tokens is not None
@@ -201,7 +201,7 @@ def test_token_columns_that_do_not_fit_are_refused(
 def test_routes_that_do_not_fit_are_refused(
     batch: RoutingBatch,
     field: str,
-    value: Any,  # noqa: ANN401
+    value: Any,
 ) -> None:
     """Prefix sums of accepted gaps never overflow, and every accepted code has a meaning."""
     assert batch.routes is not None
@@ -267,7 +267,7 @@ def test_requests_that_do_not_fit_are_refused(changes: dict[str, Any]) -> None:
 )
 def test_blocks_that_do_not_fit_are_refused(
     batch: RoutingBatch,
-    blocks: Any,  # noqa: ANN401
+    blocks: Any,
     changes: dict[str, Any],
 ) -> None:
     """Counts fidelity is checked as strictly as tokens are."""

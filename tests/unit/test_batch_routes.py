@@ -126,7 +126,7 @@ def test_one_byte_is_used_where_it_is_enough() -> None:
         (np.zeros((2, 1, 3), np.uint8), 65_536),
     ],
 )
-def test_impossible_ids_are_refused(ids: Any, experts: int) -> None:  # noqa: ANN401
+def test_impossible_ids_are_refused(ids: Any, experts: int) -> None:
     """What has no place on the wire is an error where it is made."""
     with pytest.raises(BatchError):
         Routes.from_ids(ids, experts)

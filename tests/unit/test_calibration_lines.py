@@ -29,7 +29,7 @@ def texts(values: list[str]) -> NDArray[np.object_]:
     return np.array(values, np.object_)
 
 
-def windows_of(requests: list[str], scenes: list[str], **changes: Any) -> BaselineWindows:  # noqa: ANN401
+def windows_of(requests: list[str], scenes: list[str], **changes: Any) -> BaselineWindows:
     """Token windows, one per second, of one lane."""
     number = len(requests)
     first = np.arange(number) * SECOND_US
@@ -173,7 +173,7 @@ def test_windows_without_times_are_folded_by_request() -> None:
 
 
 @pytest.mark.parametrize(("bad", "trimmed"), [(1, True), (5, False)])
-def test_few_foreign_units_go_and_many_are_only_flagged(bad: int, trimmed: bool) -> None:  # noqa: FBT001
+def test_few_foreign_units_go_and_many_are_only_flagged(bad: int, trimmed: bool) -> None:
     """0.1 % of the units may go; if more look foreign, the metric or the baseline is to blame."""
     values = np.random.default_rng(5).lognormal(0.0, 0.2, (2000, LAYERS))
     values[:bad] *= 30.0

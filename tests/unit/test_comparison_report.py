@@ -44,7 +44,7 @@ def half_other() -> tuple[Row, ...]:
     )
 
 
-def compared(folder: Path, a: list[Batch], b: list[Batch], **options: Any) -> Any:  # noqa: ANN401
+def compared(folder: Path, a: list[Batch], b: list[Batch], **options: Any) -> Any:
     """Compare two lists of batches."""
     sides = [write_log(folder / name, batches) for name, batches in (("a", a), ("b", b))]
     return compare(*map(find_side, sides), **{"fewest_pairs": 1} | options)

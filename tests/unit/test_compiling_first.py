@@ -27,7 +27,7 @@ def doubled(number):
 """
 
 
-def _function(folder: Path) -> Any:  # noqa: ANN401 (numba's dispatchers are untyped)
+def _function(folder: Path) -> Any:
     """A small function with a source file of its own, compiled when it is called."""
     source = folder / "small.py"
     if not source.exists():

@@ -50,7 +50,7 @@ def test_malformed_records_are_counted_exactly_and_kept_up_to_the_limit(
     kinds: list[tuple[str, int]], seed: int
 ) -> None:
     """Three of each minute are kept and all are counted, wherever commits and restarts are."""
-    rng = Random(seed)  # noqa: S311 (test data)
+    rng = Random(seed)
     numbers = range(3 * len(kinds))
     commits = {number for number in numbers if rng.random() < 0.3}
     restarts = {number for number in numbers if rng.random() < 0.1}

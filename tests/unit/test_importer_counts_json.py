@@ -119,7 +119,7 @@ def test_a_general_top_k_does_not_overrule_the_file(repository_root: Path, tmp_p
     ],
 )
 def test_impossible_groups_are_rejected_alone(
-    by_layer: Any,  # noqa: ANN401 (whatever JSON holds)
+    by_layer: Any,
     reason: str,
     tmp_path: Path,
 ) -> None:

@@ -37,7 +37,7 @@ def lines_file(folder: Path, lines: list[dict[str, Any] | str], name: str = "a.j
     return path
 
 
-def tokens(count: int, **fields: Any) -> list[dict[str, Any] | str]:  # noqa: ANN401
+def tokens(count: int, **fields: Any) -> list[dict[str, Any] | str]:
     """Tokens of one request with two layers."""
     return [
         {"request": "r", "position": number, "experts": [[number % 16], [3]], **fields}

@@ -24,7 +24,7 @@ def line(
     counts: list[list[int]],
     step: int = 1,
     layer: int = 0,
-    **fields: Any,  # noqa: ANN401 (whatever JSON holds)
+    **fields: Any,
 ) -> dict[str, Any]:
     """A line as the logger writes it."""
     return {"iter": step, "block": "decoder", "layer": layer, "tpe": counts, **fields}
@@ -145,7 +145,7 @@ def test_prediction_heads_are_drafts(tmp_path: Path) -> None:
         (line([[1, 1, 1, 1]], 1), "the same step again"),
     ],
 )
-def test_damaged_lines_are_rejected_alone(item: Any, reason: str, tmp_path: Path) -> None:  # noqa: ANN401
+def test_damaged_lines_are_rejected_alone(item: Any, reason: str, tmp_path: Path) -> None:
     """A run that was restarted in the middle of a step wrote it twice; the first one counts."""
     path = rank_file(tmp_path / "t", [line([[1, 1, 0, 0]]), item])
     report = imported(path, tmp_path / "log")

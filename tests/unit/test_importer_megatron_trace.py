@@ -32,7 +32,7 @@ def record(
     layer: int = 0,
     step: int = 1,
     rank: int = 0,
-    **fields: Any,  # noqa: ANN401 (whatever JSON holds)
+    **fields: Any,
 ) -> dict[str, Any]:
     """A record as the tracer writes it."""
     return {

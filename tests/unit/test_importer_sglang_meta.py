@@ -28,7 +28,7 @@ def raw(routes: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(np.ascontiguousarray(routes).tobytes()).decode()
 
 
-def response(routes: Any = ROUTES, name: str = "a", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+def response(routes: Any = ROUTES, name: str = "a", **fields: Any) -> dict[str, Any]:
     """A response of two prompt tokens and two generated ones."""
     text = raw(routes) if isinstance(routes, np.ndarray) else routes
     meta = {"id": name, "prompt_tokens": 2, "completion_tokens": 2, "routed_experts": text}
@@ -131,7 +131,7 @@ def test_openai_forms_and_batches_are_understood(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_responses_are_rejected_alone(
-    item: Any,  # noqa: ANN401 (whatever JSON holds)
+    item: Any,
     reason: str,
     tmp_path: Path,
 ) -> None:

@@ -27,7 +27,7 @@ def token_pass(
     ids: list[list[list[int]]],
     number: int = 1,
     rank: int = 0,
-    **fields: Any,  # noqa: ANN401 (whatever a dump holds)
+    **fields: Any,
 ) -> dict[str, Any]:
     """A prefill pass of one sequence; ids of layers 1 and 2, layer 0 is dense."""
     padded = np.full((LAYERS, len(ids[0]), 8), -1, np.int32)
@@ -247,7 +247,7 @@ def test_a_folder_is_one_run_whatever_it_is_called(tmp_path: Path) -> None:
         ({"logical_count": np.zeros((1, 2, 2), np.int32)}, "No counts of .* can be imported"),
     ],
 )
-def test_what_is_no_dump_is_an_error(value: Any, message: str, tmp_path: Path) -> None:  # noqa: ANN401
+def test_what_is_no_dump_is_an_error(value: Any, message: str, tmp_path: Path) -> None:
     """An empty import would look like success."""
     path = write_tensors(tmp_path / "a.pt", value)
     with pytest.raises(ImportFormatError, match=message):

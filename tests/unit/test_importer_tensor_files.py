@@ -200,7 +200,7 @@ def test_no_damage_raises_anything_else(
     tmp_path: Path,
     place: int,
     replacement: bytes,
-    cut: bool,  # noqa: FBT001 (drawn)
+    cut: bool,
 ) -> None:
     """Whatever is wrong with a file, the error names it."""
     source = write_tensors(tmp_path / "good.pt", {"a": [1, 2], "b": np.arange(6, dtype=np.int32)})

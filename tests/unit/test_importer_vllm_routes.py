@@ -31,7 +31,7 @@ def npy(routes: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def response(routes: Any, name: str = "a", **fields: Any) -> dict[str, Any]:  # noqa: ANN401
+def response(routes: Any, name: str = "a", **fields: Any) -> dict[str, Any]:
     """A response with one choice and a prompt of two tokens."""
     text = npy(routes) if isinstance(routes, np.ndarray) else routes
     return {
@@ -189,7 +189,7 @@ def _with_header(shape: str, body: bytes = b"", kind: str = "|u1") -> str:
     ],
 )
 def test_damaged_responses_are_rejected_alone(
-    routes: Any,  # noqa: ANN401 (whatever JSON holds)
+    routes: Any,
     reason: str,
     tmp_path: Path,
 ) -> None:
@@ -232,7 +232,7 @@ def test_damaged_responses_are_rejected_alone(
     ],
 )
 def test_contradictions_are_rejected(
-    item: Any,  # noqa: ANN401 (whatever JSON holds)
+    item: Any,
     reason: str,
     tmp_path: Path,
 ) -> None:

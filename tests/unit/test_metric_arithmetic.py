@@ -233,7 +233,7 @@ def test_any_leading_shape() -> None:
         (np.zeros(65_536, np.int64), 1, "at most 65535"),
     ],
 )
-def test_bad_counts_are_refused(counts: Any, top_k: int, message: str) -> None:  # noqa: ANN401
+def test_bad_counts_are_refused(counts: Any, top_k: int, message: str) -> None:
     """Bad input gets a clear error, never a number."""
     with pytest.raises(InputError, match=message):
         count_metrics(counts, top_k)

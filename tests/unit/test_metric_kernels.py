@@ -34,7 +34,7 @@ INTEGER_METRICS = [
 ]
 
 
-def _windows(windows: int, layers: int, experts: int, scale: int, dtype: Any) -> Counts:  # noqa: ANN401
+def _windows(windows: int, layers: int, experts: int, scale: int, dtype: Any) -> Counts:
     rng = np.random.default_rng(experts)
     shares = rng.dirichlet(np.full(experts, 0.5), size=(windows, layers))
     return (shares * scale).astype(dtype)
@@ -42,7 +42,7 @@ def _windows(windows: int, layers: int, experts: int, scale: int, dtype: Any) ->
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize("scale", [40, 1_000, 60_000])
-def test_kernel_equals_numpy(dtype: Any, scale: int) -> None:  # noqa: ANN401
+def test_kernel_equals_numpy(dtype: Any, scale: int) -> None:
     """Compiled and vectorised arithmetic agree, for small counts and for large ones."""
     counts = _windows(9, 4, 48, scale, dtype)
     reference = counts.sum(axis=0).astype(np.int64)
@@ -145,7 +145,7 @@ def test_no_windows() -> None:
         ),
     ],
 )
-def test_misfits_are_refused(counts: Any, arguments: dict[str, Any], message: str) -> None:  # noqa: ANN401
+def test_misfits_are_refused(counts: Any, arguments: dict[str, Any], message: str) -> None:
     """Compiled code reads memory unchecked, so shapes and types are checked before."""
     with pytest.raises(InputError, match=message):
         finish_counts(counts, **{"top_k": 2, **arguments})

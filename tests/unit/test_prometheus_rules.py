@@ -21,7 +21,7 @@ SEVERITIES = {"critical", "warning"}
 WATCHDOG = "MoescopeWatchdog"
 
 
-def loaded(path: str) -> Any:  # noqa: ANN401 (whatever YAML holds)
+def loaded(path: str) -> Any:
     """A YAML file of the repository."""
     return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
 

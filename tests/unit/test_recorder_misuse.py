@@ -41,7 +41,7 @@ def recorder(tmp_path: Path, clock: ManualClock) -> Iterator[Recorder]:
     opened.close()
 
 
-def record(recorder: Recorder, first: int, rows: int, **more: Any) -> None:  # noqa: ANN401 - of record
+def record(recorder: Recorder, first: int, rows: int, **more: Any) -> None:
     """Rows of one request."""
     positions = np.arange(first, first + rows)
     recorder.record("a", positions, ids_of(positions), "decode", **more)
@@ -97,7 +97,7 @@ def test_rows_without_a_turn_at_the_ring_are_unseen(
 @pytest.mark.parametrize("wrong", [-1, 2**64, 1.0, "7"])
 def test_an_impossible_incarnation_is_refused_by_name(
     tmp_path: Path,
-    wrong: Any,  # noqa: ANN401 - anything an engine passes
+    wrong: Any,
 ) -> None:
     """A wrong argument is told as such, not as an error of packing a header."""
     with pytest.raises(SettingsError, match="incarnation"):
@@ -157,7 +157,7 @@ def test_rows_after_the_ring_was_deleted_are_unseen(
 def test_what_else_is_known_of_a_request_outlasts_a_bad_scene_or_task(
     recorder: Recorder,
     tmp_path: Path,
-    bad: Any,  # noqa: ANN401 - anything a client sends
+    bad: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without its prompt's length a request would have no decode windows."""

@@ -91,7 +91,7 @@ def test_the_file_system_is_asked_once_a_second_at_most(
     asked: list[object] = []
     real = os.stat
 
-    def counted(path: Any, **options: Any) -> os.stat_result:  # noqa: ANN401 - those of os.stat
+    def counted(path: Any, **options: Any) -> os.stat_result:
         asked.append(path)
         return real(path, **options)
 

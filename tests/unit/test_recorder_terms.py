@@ -57,7 +57,7 @@ class Node:
         self.agent.close()
         self.agent = self.new_agent()
 
-    def record(self, request: str, rows: int, **more: Any) -> None:  # noqa: ANN401 - of record
+    def record(self, request: str, rows: int, **more: Any) -> None:
         """Rows of one request at the positions of their serial numbers."""
         serials = np.arange(self.serial, self.serial + rows)
         self.serial += rows
@@ -260,8 +260,8 @@ def test_a_placement_per_layer_and_replicas_are_told(node: Node) -> None:
 )
 def test_a_wrong_placement_changes_nothing(
     node: Node,
-    table: Any,  # noqa: ANN401 - anything an engine passes
-    version: Any,  # noqa: ANN401 - anything an engine passes
+    table: Any,
+    version: Any,
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -52,7 +52,7 @@ def routes_of(rows: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return routes
 
 
-def vllm(routes: Any, prompt: int = 3, name: str = "a", **usage: Any) -> dict[str, Any]:  # noqa: ANN401
+def vllm(routes: Any, prompt: int = 3, name: str = "a", **usage: Any) -> dict[str, Any]:
     """A response of vLLM with one choice; routes that are no array are sent as they are."""
     if isinstance(routes, np.ndarray):
         usage.setdefault("completion_tokens", len(routes) - prompt + 1)
@@ -67,7 +67,7 @@ def vllm(routes: Any, prompt: int = 3, name: str = "a", **usage: Any) -> dict[st
 class Bench:
     """A recorder of layers 1 and 3 of four, the adapter before it, and the log behind it."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:  # noqa: ANN401 (of Recorder)
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.root = folder / "log"
         self.clock = ManualClock(START_US)
         self.recorder = small_recorder(folder, clock=self.clock, **settings)
@@ -229,7 +229,7 @@ def test_with_one_expert_per_token_few_zeros_are_expert_zero(tmp_path: Path) -> 
     ],
 )
 def test_nothing_raises_and_what_is_known_to_be_missing_is_counted(
-    response: Any,  # noqa: ANN401 (whatever a client passes)
+    response: Any,
     missed: int,
     bench: Bench,
 ) -> None:
@@ -263,7 +263,7 @@ def test_errors_of_the_adapter_are_counted(bench: Bench) -> None:
 class Hostile(list[Any]):
     """A list that cannot be walked."""
 
-    def __iter__(self) -> Any:  # noqa: ANN401 - it raises
+    def __iter__(self) -> Any:
         """Fail."""
         raise RuntimeError(self)
 

@@ -79,7 +79,7 @@ def test_sums_do_not_depend_on_the_order() -> None:
         for number in range(5)
     ]
     shuffled = panes.copy()
-    random.Random(0).shuffle(shuffled)  # noqa: S311 (test data)
+    random.Random(0).shuffle(shuffled)
     first, second = add_panes(span(0, 5), panes), add_panes(span(0, 5), shuffled)
     assert first.counts.tolist() == second.counts.tolist() == [[0, 5], [0, 0]]
     for name in ("seen", "lost", "unknown_gap", "first_time_us", "last_time_us", "scene_tokens"):
@@ -169,7 +169,7 @@ def test_similarity_panes_of_partitions_add_and_of_other_times_stay_apart() -> N
     ("low", "high", "inside"),
     [(5, 10, True), (4, 11, True), (6, 10, False), (5, 9, False), (9, 10, False)],
 )
-def test_a_similarity_pane_counts_where_it_lies_inside(low: int, high: int, inside: bool) -> None:  # noqa: FBT001
+def test_a_similarity_pane_counts_where_it_lies_inside(low: int, high: int, inside: bool) -> None:
     """A window that holds only some of its seconds must not get its requests."""
     sums = add_panes(span(low, high), [pane(9), similar(5, 5, 2)])
     assert len(sums.similarity) == inside

@@ -32,7 +32,7 @@ def minute(first_us: int, last_us: int | None = None, *, ended: bool = False) ->
         (62 * SECOND, True, 2),
     ],
 )
-def test_silence_cuts_a_task(gap: int, ended: bool, parts: int) -> None:  # noqa: FBT001
+def test_silence_cuts_a_task(gap: int, ended: bool, parts: int) -> None:
     """Ten minutes, or 62 s once the task was said to be over; exactly that long cuts."""
     first = minute(50 * SECOND, ended=ended)
     assert len(split_task([minute(50 * SECOND + gap), first])) == parts
@@ -60,7 +60,7 @@ def closed(tasks: TaskWindows, clock: DomainClock) -> list[tuple[WindowSpan, Clo
     [(False, 600, CloseReason.SILENCE), (True, 62, CloseReason.TASK_END)],
 )
 def test_a_task_closes_when_nothing_can_follow(
-    ended: bool,  # noqa: FBT001
+    ended: bool,
     waits: int,
     reason: CloseReason,
 ) -> None:

@@ -55,7 +55,7 @@ def filled() -> TrailingReferences:
         half = [count // 2 for count in counts]
         rest = [count - part for count, part in zip(counts, half, strict=True)]
         panes += [pane(period, half), pane(period + 0.99, rest)]
-    random.Random(1).shuffle(panes)  # noqa: S311 (test data)
+    random.Random(1).shuffle(panes)
     for each in panes:
         trailing.add(each)
     return trailing

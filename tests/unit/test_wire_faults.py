@@ -67,7 +67,7 @@ def test_every_truncation_is_malformed(valid: bytes) -> None:
 
 def test_every_damaged_byte_is_refused(valid: bytes) -> None:
     """The checksum covers every byte; only the version has a reason of its own."""
-    rng = random.Random(1)  # noqa: S311
+    rng = random.Random(1)
     for position in range(len(valid)):
         damaged = bytearray(valid)
         damaged[position] ^= 1 << rng.randrange(8)

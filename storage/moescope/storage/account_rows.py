@@ -126,6 +126,6 @@ def replace(
     connection.complete()
     connection.register(_INCOMING, rows.select(list(key)))
     same = " AND ".join(f"{table}.{name} = {_INCOMING}.{name}" for name in key)
-    connection.execute(f"DELETE FROM {table} USING {_INCOMING} WHERE {same}")  # noqa: S608
+    connection.execute(f"DELETE FROM {table} USING {_INCOMING} WHERE {same}")
     connection.unregister(_INCOMING)
     insert(connection, table, rows)

@@ -92,6 +92,6 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, rows: pa.Table) ->
         connection.complete()
         connection.register(_INCOMING, rows)
         try:
-            connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {_INCOMING}")  # noqa: S608
+            connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {_INCOMING}")
         finally:
             connection.unregister(_INCOMING)

@@ -80,7 +80,7 @@ def replace_rows(
     connection.complete()
     connection.register(_REPLACED, incoming.select(key))
     same = " AND ".join(f"t.{name} = i.{name}" for name in key)
-    found = f"rowid IN (SELECT t.rowid FROM {table} t JOIN {_REPLACED} i ON {same})"  # noqa: S608
+    found = f"rowid IN (SELECT t.rowid FROM {table} t JOIN {_REPLACED} i ON {same})"
     remove_rows(connection, table, found, commit_id)
     connection.unregister(_REPLACED)
     insert(connection, table, incoming)
@@ -95,7 +95,7 @@ def next_number(connection: duckdb.DuckDBPyConnection, table: str, column: str) 
     number = column
     if declared.type == "VARCHAR":
         number = f"try_cast(regexp_extract({column}, '[0-9]+$') AS BIGINT)"
-    row = connection.execute(f"SELECT coalesce(max({number}), 0) + 1 FROM {table}").fetchone()  # noqa: S608
+    row = connection.execute(f"SELECT coalesce(max({number}), 0) + 1 FROM {table}").fetchone()
     return int(row[0]) if row else 1
 
 

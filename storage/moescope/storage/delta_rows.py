@@ -150,7 +150,7 @@ def _panes(
     same = " AND ".join(f"d.{name} = s.{name}" for name in _SERIES)
     # The outer bounds say what the join implies, so that old row groups are skipped.
     found = connection.sql(
-        f"SELECT s.number, d.* FROM deltas d JOIN {_SPANS} s"  # noqa: S608
+        f"SELECT s.number, d.* FROM deltas d JOIN {_SPANS} s"
         f" ON {same} AND d.pane >= s.low AND d.pane < s.high"
         f" WHERE d.pane >= {min(spans[number].low for number in chosen)}"
         f" AND d.pane < {max(spans[number].high for number in chosen)}"
@@ -193,7 +193,7 @@ def keep_tasks_until(
     connection.register(_SPANS, table)
     same = " AND ".join(f"deltas.{name} = s.{name}" for name in _SERIES)
     connection.execute(
-        f"UPDATE deltas SET keep_until_us = s.keep FROM {_SPANS} s"  # noqa: S608
+        f"UPDATE deltas SET keep_until_us = s.keep FROM {_SPANS} s"
         f" WHERE {same} AND deltas.pane >= s.low AND deltas.pane < s.high"
     )
     connection.unregister(_SPANS)
@@ -211,7 +211,7 @@ def keep_steps_until(
         f"pane - pane % {stride} + {size} <= {step_reached}" for size, stride in shapes.step
     ] or ["true"]
     connection.execute(
-        f"UPDATE deltas SET keep_until_us = ? WHERE window_kind = 'step' AND domain = ?"  # noqa: S608
+        f"UPDATE deltas SET keep_until_us = ? WHERE window_kind = 'step' AND domain = ?"
         f" AND keep_until_us IS NULL AND {' AND '.join(ends)}",
         [keep_until_us, domain],
     )
@@ -235,7 +235,7 @@ def read_plan_panes(
     """Every stored pane without its counts, and whether it belongs to a closed task window."""
     columns = ", ".join((*_SERIES, *_NAMES))
     found = connection.sql(
-        f"SELECT {columns}, keep_until_us IS NOT NULL AS settled FROM deltas"  # noqa: S608
+        f"SELECT {columns}, keep_until_us IS NOT NULL AS settled FROM deltas"
         f" WHERE window_kind <> 'step' OR keep_until_us IS NULL"
     ).to_arrow_table()
     for batch in found.to_batches(max_chunksize=4096):

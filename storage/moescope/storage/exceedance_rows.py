@@ -57,7 +57,7 @@ def merge_exceedances(
     slots = [key.slot_us for key in keys]
     # The bounds say what the join implies, so that old row groups are skipped.
     found = connection.execute(
-        f"SELECT i.number, e.rowid, {', '.join(f'e.{name}' for name in _VALUES)}"  # noqa: S608
+        f"SELECT i.number, e.rowid, {', '.join(f'e.{name}' for name in _VALUES)}"
         f" FROM exceedances e JOIN {_INCREMENTS} i USING ({', '.join(_KEY)})"
         f" WHERE e.slot BETWEEN make_timestamp({min(slots)}) AND make_timestamp({max(slots)})"
     ).fetchall()
@@ -66,7 +66,7 @@ def merge_exceedances(
         values[number] = values[number].merged(_exceedance(*stored))
     if found:
         connection.register(_REPLACED, pa.table({"id": pa.array([row for _, row, *_ in found])}))
-        replaced = f"rowid IN (SELECT id FROM {_REPLACED})"  # noqa: S608 (a constant)
+        replaced = f"rowid IN (SELECT id FROM {_REPLACED})"
         remove_rows(connection, "exceedances", replaced, commit_id)
         connection.unregister(_REPLACED)
     insert(connection, "exceedances", pa.table({**columns, **_value_columns(values, commit_id)}))

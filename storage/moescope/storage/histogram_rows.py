@@ -102,14 +102,14 @@ def _take_stored(
     number = pa.array(np.arange(len(columns["minute"])))
     connection.register(_INCREMENTS, pa.table({**columns, "number": number}))
     found = connection.sql(
-        f"SELECT m.rowid AS id, i.number, m.bins FROM metric_histograms m"  # noqa: S608
+        f"SELECT m.rowid AS id, i.number, m.bins FROM metric_histograms m"
         f" JOIN {_INCREMENTS} i USING ({', '.join(_KEY)})"
         f" WHERE m.minute IN ({', '.join(f'make_timestamp({minute})' for minute in minutes)})"
     ).to_arrow_table()
     connection.unregister(_INCREMENTS)
     if len(found):
         connection.register(_REPLACED, found.select(["id"]))
-        replaced = f"rowid IN (SELECT id FROM {_REPLACED})"  # noqa: S608 (a constant)
+        replaced = f"rowid IN (SELECT id FROM {_REPLACED})"
         remove_rows(connection, "metric_histograms", replaced, commit_id)
         connection.unregister(_REPLACED)
     return dict(zip(found["number"].to_pylist(), found["bins"].to_pylist(), strict=True))

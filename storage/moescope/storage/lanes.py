@@ -32,7 +32,7 @@ class Lanes:
     """The lanes that the store knows, by id."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        rows = connection.execute(f"SELECT lane, {', '.join(_FIELDS)} FROM lanes").fetchall()  # noqa: S608
+        rows = connection.execute(f"SELECT lane, {', '.join(_FIELDS)} FROM lanes").fetchall()
         self._known = {
             name: LaneKey(**dict(zip(_FIELDS, (*values, tuple(layers)), strict=True)))
             for name, *values, layers in rows

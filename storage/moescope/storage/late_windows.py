@@ -93,7 +93,7 @@ def reopen_windows(
             )
     if rows:
         connection.register(_ROWS, pa.table({"id": pa.array(rows, pa.int64())}))
-        replaced = f"rowid IN (SELECT id FROM {_ROWS})"  # noqa: S608 (a constant)
+        replaced = f"rowid IN (SELECT id FROM {_ROWS})"
         remove_rows(connection, "windows", replaced, commit_id)
         connection.unregister(_ROWS)
     return result
@@ -126,7 +126,7 @@ def _stored_rows(
     if all(window.span.series.kind is WindowKind.TIME for window in windows):
         recent = f"WHERE w.close_time >= make_timestamp({min(w.span.high for w in windows)})"
     found = connection.execute(
-        f"SELECT k.number, w.rowid, w.row_version, w.seen, coalesce(w.placement, '')"  # noqa: S608
+        f"SELECT k.number, w.rowid, w.row_version, w.seen, coalesce(w.placement, '')"
         f" FROM windows w"
         f" JOIN {_KEYS} k USING ({', '.join(_KEY)}) {recent}"
     ).fetchall()

@@ -27,7 +27,7 @@ _FIELDS = (
 
 def read_progress(connection: duckdb.DuckDBPyConnection) -> dict[str, PartitionProgress]:
     """Progress of every partition as stored."""
-    rows = connection.execute(f"SELECT {', '.join(_FIELDS)} FROM offsets").fetchall()  # noqa: S608
+    rows = connection.execute(f"SELECT {', '.join(_FIELDS)} FROM offsets").fetchall()
     found: dict[str, PartitionProgress] = {}
     for row in rows:
         values = dict(zip(_FIELDS, row, strict=True))

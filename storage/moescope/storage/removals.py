@@ -35,11 +35,11 @@ def remove_rows(
     declared = TABLE_BY_NAME[table]
     if has_row_key(declared):
         connection.execute(
-            f"INSERT INTO removed_rows SELECT ?, {row_key_expression(declared)}, ?"  # noqa: S608
+            f"INSERT INTO removed_rows SELECT ?, {row_key_expression(declared)}, ?"
             f" FROM {table} WHERE {condition}",
             [table, commit_id],
         )
-    connection.execute(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 (declared name)
+    connection.execute(f"DELETE FROM {table} WHERE {condition}")
     if commit_id % FORGET_EVERY == 0:
         connection.execute(
             "DELETE FROM removed_rows WHERE commit_id < ?", [commit_id - KEPT_COMMITS]

@@ -24,14 +24,12 @@ DAY_US: Final = 24 * HOUR_US
 BATCH_ROWS: Final = 200_000
 """Rows that one transaction removes; emissions wait meanwhile."""
 
-_LIVE_LANES = f"lane IN (SELECT lane FROM lanes WHERE domain = '{LIVE_DOMAIN}')"  # noqa: S608
+_LIVE_LANES = f"lane IN (SELECT lane FROM lanes WHERE domain = '{LIVE_DOMAIN}')"
 _LIVE_PARTITIONS = (
-    "partition NOT IN (SELECT partition FROM offsets"  # noqa: S608 (a constant)
-    f" WHERE domain <> '{LIVE_DOMAIN}')"
+    f"partition NOT IN (SELECT partition FROM offsets WHERE domain <> '{LIVE_DOMAIN}')"
 )
 _NO_IMPORT_RUNS = (
-    "NOT EXISTS (SELECT 1 FROM offsets"  # noqa: S608 (a constant)
-    f" WHERE domain <> '{LIVE_DOMAIN}' AND NOT sealed)"
+    f"NOT EXISTS (SELECT 1 FROM offsets WHERE domain <> '{LIVE_DOMAIN}' AND NOT sealed)"
 )
 _UNUSED_REFERENCE = f"""
     reference_id NOT IN (
@@ -43,7 +41,7 @@ _UNUSED_REFERENCE = f"""
             PARTITION BY lane, phase, partition ORDER BY effective_from DESC
         ) <= {HISTORY + 1}
     )
-"""  # noqa: S608 (constants)
+"""
 
 _FOLLOWED = """
     EXISTS (
@@ -147,7 +145,7 @@ def _remove(store: Store, rule: _Rule, end_us: int, author: str, batch_rows: int
             f"{rule.time_column} >= make_timestamp({low_us})"
             f" AND {rule.time_column} < make_timestamp({high_us})"
         )
-        sql = f"DELETE FROM {rule.table} WHERE {within} AND {condition}"  # noqa: S608
+        sql = f"DELETE FROM {rule.table} WHERE {within} AND {condition}"
 
         def delete(
             connection: duckdb.DuckDBPyConnection,
@@ -170,7 +168,7 @@ def _batches(
     """Spans of time with at most so many rows that go: several hours, or a part of one."""
     with store.cursor() as cursor:
         hours = cursor.execute(
-            f"SELECT epoch_us(date_trunc('hour', {rule.time_column})) AS hour, count(*)"  # noqa: S608
+            f"SELECT epoch_us(date_trunc('hour', {rule.time_column})) AS hour, count(*)"
             f" FROM {rule.table} WHERE {rule.time_column} < make_timestamp({end_us})"
             f" AND {condition} GROUP BY hour ORDER BY hour"
         ).fetchall()

@@ -427,7 +427,7 @@ def _touched(connection: duckdb.DuckDBPyConnection, commit_id: int) -> set[str]:
         table
         for table in sorted(_THRESHOLD_TABLES | _HOOK_TABLES)
         if connection.execute(
-            f"SELECT 1 FROM {table} WHERE commit_id = ? LIMIT 1",  # noqa: S608 (constants)
+            f"SELECT 1 FROM {table} WHERE commit_id = ? LIMIT 1",
             [commit_id],
         ).fetchone()
     }

@@ -106,7 +106,7 @@ def read_versions(
     """
     wanted = None if names is None else sorted(set(names))
     heads = connection.execute(
-        f"SELECT version, layers, experts, top_k, {_SCOPE} FROM threshold_versions"  # noqa: S608
+        f"SELECT version, layers, experts, top_k, {_SCOPE} FROM threshold_versions"
         " WHERE ?::VARCHAR[] IS NULL OR list_contains(?, version)",
         [wanted, wanted],
     ).fetchall()
@@ -131,7 +131,7 @@ def read_activations(
     """Stored activations per scope; of two at one event time, the one that wins comes later."""
     found: dict[ThresholdScope, list[Activation]] = defaultdict(list)
     for effective_from_us, version, *scope in connection.execute(
-        f"SELECT effective_from_us, version, {_SCOPE} FROM threshold_activations"  # noqa: S608
+        f"SELECT effective_from_us, version, {_SCOPE} FROM threshold_activations"
         " ORDER BY effective_from_us, activation"
     ).fetchall():
         found[ThresholdScope(*scope)].append(Activation(effective_from_us, version))
@@ -165,7 +165,7 @@ def _read_lines(
 ) -> dict[LineKey, dict[str, MetricLines]]:
     key, lists = ", ".join(_KEY), ", ".join(f"list({name} ORDER BY layer)" for name in _NUMBERS)
     rows = connection.execute(
-        f"SELECT {key}, metric, list(layer ORDER BY layer), list(DISTINCT standing),"  # noqa: S608
+        f"SELECT {key}, metric, list(layer ORDER BY layer), list(DISTINCT standing),"
         f" list(DISTINCT source), min(units), {lists}"
         f" FROM thresholds WHERE version = ? GROUP BY {key}, metric ORDER BY {key}, metric",
         [version],
@@ -216,7 +216,7 @@ def _read_references(
 def _read_paging(connection: duckdb.DuckDBPyConnection, version: str) -> tuple[PagingRule, ...]:
     columns = (*_RULE, *_RULE_VALUES)
     rows = connection.execute(
-        f"SELECT {', '.join(columns)} FROM paging_rules WHERE version = ?"  # noqa: S608
+        f"SELECT {', '.join(columns)} FROM paging_rules WHERE version = ?"
         f" ORDER BY {', '.join(_RULE)}",
         [version],
     ).fetchall()

@@ -57,7 +57,7 @@ def kept_windows(
         ),
     )
     new = connection.execute(
-        "INSERT INTO token_window_keys BY NAME SELECT key_hash, close_time"  # noqa: S608
+        "INSERT INTO token_window_keys BY NAME SELECT key_hash, close_time"
         f" FROM {_INCOMING} ON CONFLICT DO NOTHING RETURNING key_hash"
     ).fetchall()
     connection.unregister(_INCOMING)

@@ -63,7 +63,7 @@ _numbers = count()
 
 def prompts_of(seed: int, requests: int, length: int, tokens: int) -> list[Prompt]:
     """Prompts that depend on the seed; request ids that were never there before."""
-    chosen = random.Random(seed)  # noqa: S311 (not for security)
+    chosen = random.Random(seed)
     return [
         Prompt(
             request_id=f"{seed}-{next(_numbers)}",

@@ -43,7 +43,7 @@ def open_pool() -> Iterator[Callable[..., QueryPool]]:
     """Opens pools of one small worker, and closes them after the test."""
     pools: list[QueryPool] = []
 
-    def build(path: Path, workers: int = 1, **limits: Any) -> QueryPool:  # noqa: ANN401
+    def build(path: Path, workers: int = 1, **limits: Any) -> QueryPool:
         kind = {"kind": limits.pop("kind")} if "kind" in limits else {}
         values = {"timeout_seconds": 20.0, "memory_bytes": 512 << 20, "threads": 1} | limits
         pools.append(QueryPool(path, workers, QueryLimits(**values), **kind))

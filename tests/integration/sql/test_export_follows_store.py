@@ -121,7 +121,7 @@ def test_erased_rows_leave_at_the_next_hour_compaction(
         sample_store.add_window(start, commit_id=1)
     exporter.export_tail()
     untouched = files(sample_store.export, "windows/hour=2026-01-01T00/hour-*")
-    sample_store.connection.execute(f"DELETE FROM windows WHERE start = {HOUR}")  # noqa: S608 (own names)
+    sample_store.connection.execute(f"DELETE FROM windows WHERE start = {HOUR}")
     assert exporter.compact("hour") is True
     assert exported_rows(sample_store.export, "windows", "start") == {
         (0,): 1,
@@ -181,7 +181,7 @@ def test_replaced_files_outlive_the_grace_period_of_a_query(
     exporter.compact("hour")
     Exporter(sample_store.connection, sample_store.export, clock, grace_seconds=60.0).export_tail()
     source = select_table(TABLE_BY_NAME["windows"], held.tables["windows"], sample_store.export)
-    assert duckdb.execute(f"SELECT start FROM ({source})").fetchall() == [(1,)]  # noqa: S608 (own names)
+    assert duckdb.execute(f"SELECT start FROM ({source})").fetchall() == [(1,)]
 
 
 def test_orphans_of_a_crash_are_removed_at_start(

@@ -66,7 +66,7 @@ def starts(folder: Path) -> tuple[list[int], list[int], int]:
     seen = []
     for table, column in columns.items():
         source = select_table(TABLE_BY_NAME[table], manifest.tables[table], folder)
-        rows = duckdb.execute(f"SELECT {column} FROM ({source}) ORDER BY 1").fetchall()  # noqa: S608
+        rows = duckdb.execute(f"SELECT {column} FROM ({source}) ORDER BY 1").fetchall()
         seen.append([row[0] for row in rows])
     return seen[0], seen[1], manifest.commit_id
 
@@ -77,7 +77,7 @@ def test_an_exporter_that_is_killed_leaves_a_consistent_set(sample_store: Sample
     sample_store.add("batches", log_offset=1, commit_id=1)
     sample_store.connection.close()
     file = sample_store.directory / "moescope.duckdb"
-    chance = random.Random(20260101)  # noqa: S311 (moments to kill at)
+    chance = random.Random(20260101)
     reached = 1
     for _ in range(KILLS):
         owner = subprocess.Popen(
@@ -126,7 +126,7 @@ def test_readers_see_whole_commits_beside_a_writer(
         writer.execute("BEGIN")
         for table in ("windows", "batches"):
             writer.execute(
-                f"INSERT INTO {table} SELECT {table}.* REPLACE ($1 AS commit_id)"  # noqa: S608
+                f"INSERT INTO {table} SELECT {table}.* REPLACE ($1 AS commit_id)"
                 f" FROM {table}, range(50) WHERE commit_id = 0",
                 [commit_id],
             )

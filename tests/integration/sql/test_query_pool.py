@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from moescope.storage.query import (
@@ -275,7 +275,7 @@ def test_each_layer_alone_keeps_files_from_being_written(exported: SampleStore) 
             script,
             str(exported.export),
             f"COPY (SELECT 1) TO '{exported.export}/new.csv'",
-            f"COPY (SELECT range FROM range(100000)) TO '{exported.export}/new.parquet'",  # noqa: S608
+            f"COPY (SELECT range FROM range(100000)) TO '{exported.export}/new.parquet'",
             f"COPY (SELECT 1) TO '{exported.directory}/new.csv'",
             f"ATTACH '{exported.export}/new.duckdb'",
             "SET enable_external_access = true",

@@ -150,7 +150,7 @@ def test_each_table_has_its_lifetime(
     store = filled(write)
     assert remove(store) == removed
     for table, moments in left.items():
-        found = rows_of(store, f"SELECT {time_of(table)} FROM {table} ORDER BY 1")  # noqa: S608
+        found = rows_of(store, f"SELECT {time_of(table)} FROM {table} ORDER BY 1")
         assert [moment for (moment,) in found] == sorted(moments), table
 
 
@@ -235,7 +235,7 @@ def test_references_stay_that_something_needs(
 
 def random_windows(sample: SampleStore, seed: int) -> list[tuple[int, datetime, str, str]]:
     """Windows over some days, many of them within a few hours: (start, close, level, domain)."""
-    chance = random.Random(seed)  # noqa: S311 (test data)
+    chance = random.Random(seed)
     made = []
     for start in range(80):
         hours = chance.choice((0, 1, 2, 40, 41, 100, 2000)) + chance.random()

@@ -66,7 +66,7 @@ def _topic_finding(each: Difference, settings: Settings) -> Finding:
     )
 
 
-def _settings_of(admin: Any, broker_id: int) -> Mapping[str, str]:  # noqa: ANN401 (untyped)
+def _settings_of(admin: Any, broker_id: int) -> Mapping[str, str]:
     from kafka.admin import ConfigResource, ConfigResourceType
 
     resource = ConfigResource(ConfigResourceType.BROKER, str(broker_id))

@@ -125,7 +125,7 @@ class DeadLetterTopic:
             ).fetchall()
         return [_letter(row) for row in rows]
 
-    def _send(self, producer: Any, letters: Sequence[DeadLetter]) -> None:  # noqa: ANN401
+    def _send(self, producer: Any, letters: Sequence[DeadLetter]) -> None:
         from kafka.errors import KafkaError
 
         patience_s = self._settings["kafka.delivery_timeout"] + POLL_S

@@ -167,7 +167,7 @@ class LetterTopic:
         TopicMissingError: It does not exist.
     """
 
-    def __init__(self, settings: Settings, consumer: Any) -> None:  # noqa: ANN401 (untyped)
+    def __init__(self, settings: Settings, consumer: Any) -> None:
         from kafka import TopicPartition
 
         self._consumer = consumer
@@ -234,7 +234,7 @@ class LetterTopic:
                 begin = end if later is None else later.offset
             yield from self._read(place, begin, end)
 
-    def _read(self, place: Any, begin: int, end: int) -> Iterator[Any]:  # noqa: ANN401 (untyped)
+    def _read(self, place: Any, begin: int, end: int) -> Iterator[Any]:
         """Committed records of a partition from `begin` up to (excluding) `end`."""
         self._consumer.assign([place])
         self._consumer.seek(place, begin)

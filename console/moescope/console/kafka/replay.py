@@ -248,8 +248,8 @@ class _Writer:
         settings: Settings,
         order: ReplayOrder,
         clock: Clock,
-        routing: Any,  # noqa: ANN401 (untyped library)
-        marks: Any,  # noqa: ANN401 (untyped library)
+        routing: Any,
+        marks: Any,
     ) -> None:
         self._topics = topic_name(settings, Topic.ROUTING), topic_name(settings, Topic.DLQ)
         self._patience_s = settings["kafka.delivery_timeout"] + settings["kafka.connect_timeout"]
@@ -268,7 +268,7 @@ class _Writer:
             future.get(self._patience_s)
         self._mark(RecordKind.REPLAYED, written)
 
-    def _send(self, each: _Written) -> Any:  # noqa: ANN401 (untyped library)
+    def _send(self, each: _Written) -> Any:
         # As if it had been delivered when it was first read: clocks of nodes are compared with it.
         now_us = self._clock.now_us()
         logged_us = now_us if each.logged_us == NO_TIME else each.logged_us
@@ -319,7 +319,7 @@ def _is_fenced(error: BaseException | None) -> bool:
     )
 
 
-def _opened(closing: ExitStack, settings: Settings, **options: object) -> Any:  # noqa: ANN401
+def _opened(closing: ExitStack, settings: Settings, **options: object) -> Any:
     producer = open_producer(settings, **options)
     closing.callback(producer.close, timeout=_CLOSE_SECONDS)
     return producer

@@ -19,7 +19,7 @@ _MADE: Final = frozenset({0, 36})
 """No error, and `TOPIC_ALREADY_EXISTS`: somebody else makes them at the same time."""
 
 
-def read_topics(admin: Any, names: Sequence[str]) -> dict[str, FoundTopic]:  # noqa: ANN401
+def read_topics(admin: Any, names: Sequence[str]) -> dict[str, FoundTopic]:
     """The topics of these names that exist.
 
     Args:
@@ -43,7 +43,7 @@ def read_topics(admin: Any, names: Sequence[str]) -> dict[str, FoundTopic]:  # n
 
 
 def apply_differences(
-    admin: Any,  # noqa: ANN401 (untyped library)
+    admin: Any,
     wanted: Sequence[TopicSpec],
     todo: Sequence[Difference],
     replication: int,
@@ -75,7 +75,7 @@ def apply_differences(
         )
 
 
-def _create(admin: Any, missing: Sequence[TopicSpec], replication: int) -> None:  # noqa: ANN401
+def _create(admin: Any, missing: Sequence[TopicSpec], replication: int) -> None:
     answer = admin.create_topics(
         {
             spec.name: {
@@ -128,7 +128,7 @@ def _check_done(answers: Mapping[str, str]) -> None:
         )
 
 
-def _resource(name: str, configs: dict[str, str] | None = None) -> Any:  # noqa: ANN401
+def _resource(name: str, configs: dict[str, str] | None = None) -> Any:
     from kafka.admin import ConfigResource, ConfigResourceType
 
     return ConfigResource(ConfigResourceType.TOPIC, name, configs)

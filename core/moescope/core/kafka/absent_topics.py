@@ -17,7 +17,7 @@ _ANSWERS: Final = 2
 
 
 @contextmanager
-def naming_absent(client: Any, topics: Collection[str]) -> Iterator[None]:  # noqa: ANN401 (untyped library)
+def naming_absent(client: Any, topics: Collection[str]) -> Iterator[None]:
     """Ask a broker for something; where time ran out because of a topic, that is what is raised.
 
     Where time runs out, it is asked for the topics once more: what a client remembers of them may
@@ -51,13 +51,13 @@ def naming_absent(client: Any, topics: Collection[str]) -> Iterator[None]:  # no
         raise
 
 
-def _cluster(client: Any) -> Any:  # noqa: ANN401 (untyped library)
+def _cluster(client: Any) -> Any:
     """What a client knows of topics; None where the library keeps it elsewhere."""
     network = getattr(client, "_client", None)
     return getattr(client, "_metadata", None) or getattr(network, "cluster", None)
 
 
-def _is_told_of(cluster: Any, topics: Collection[str]) -> bool:  # noqa: ANN401 (untyped library)
+def _is_told_of(cluster: Any, topics: Collection[str]) -> bool:
     """Whether a broker says now which of the topics there are."""
     for topic in topics:
         cluster.add_topic(topic)

@@ -20,7 +20,7 @@ MAX_REQUEST_BYTES: Final = MAX_MESSAGE_BYTES + (1 << 16)
 FETCH_BYTES: Final = 32 << 20
 
 
-def open_producer(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (untyped library)
+def open_producer(settings: Settings, **options: Any) -> Any:
     """An idempotent `kafka.KafkaProducer` that waits for all in-sync replicas.
 
     Args:
@@ -53,7 +53,7 @@ def open_producer(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (u
     )
 
 
-def open_consumer(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (untyped library)
+def open_consumer(settings: Settings, **options: Any) -> Any:
     """A `kafka.KafkaConsumer` that commits nothing by itself and sees committed records only.
 
     Args:
@@ -77,7 +77,7 @@ def open_consumer(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (u
     )
 
 
-def open_admin(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (untyped library)
+def open_admin(settings: Settings, **options: Any) -> Any:
     """A `kafka.KafkaAdminClient`; raises like :func:`open_producer`."""
     return _open(
         "KafkaAdminClient",
@@ -90,7 +90,7 @@ def open_admin(settings: Settings, **options: Any) -> Any:  # noqa: ANN401 (unty
     )
 
 
-def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:  # noqa: ANN401
+def _open(kind: str, settings: Settings, options: dict[str, Any]) -> Any:
     connection = _connection(settings)
     if find_spec("crc32c") is None:
         raise MissingChecksumError(

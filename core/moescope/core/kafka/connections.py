@@ -34,7 +34,7 @@ class Connections:
         self._made: list[Any] = []
         self._seen: WeakSet[Any] = WeakSet()
 
-    def client(self, **configs: Any) -> Any:  # noqa: ANN401 (the library is untyped)
+    def client(self, **configs: Any) -> Any:
         """For the option `kafka_client` of producers, consumers and admin clients."""
         from kafka.net.compat import KafkaNetClient  # noqa: PLC0415 (loaded with the client)
 
@@ -50,7 +50,7 @@ class Connections:
             with suppress(Exception):
                 made.close()
 
-    def _connect(self, connect: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+    def _connect(self, connect: Any, *arguments: Any, **options: Any) -> Any:
         connection = connect(*arguments, **options)
         if connection.init_future.is_done or connection in self._seen:
             return connection
@@ -60,7 +60,7 @@ class Connections:
         end = connection.connection_lost
         is_checked = False
 
-        async def check(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        async def check(*arguments: Any, **options: Any) -> None:
             nonlocal is_checked
             is_checked = True
             await authenticate(*arguments, **options)

@@ -8,7 +8,7 @@ from typing import Any, Final
 CLOSE_SECONDS: Final = 2.0
 
 
-def end_producer(producer: Any, seconds: float = CLOSE_SECONDS) -> None:  # noqa: ANN401
+def end_producer(producer: Any, seconds: float = CLOSE_SECONDS) -> None:
     """End a client without waiting for what it still wants to send.
 
     The library's own `close` first waits for every record, and leaves the sending thread at work

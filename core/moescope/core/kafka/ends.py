@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 
-def first_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:  # noqa: ANN401 (untyped library)
+def first_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:
     """Offset of the first record that each `kafka.TopicPartition` still holds.
 
     Raises:
@@ -21,7 +21,7 @@ def first_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> 
         return _of_all(consumer.beginning_offsets, places, timeout_ms)
 
 
-def end_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:  # noqa: ANN401 (untyped library)
+def end_offsets(consumer: Any, places: Collection[Any], timeout_ms: float) -> dict[Any, int]:
     """Offset after the last record of each `kafka.TopicPartition`; raises as `first_offsets`."""
     with naming_absent(consumer, _topics(places)):
         return _of_all(consumer.end_offsets, places, timeout_ms)

@@ -86,7 +86,7 @@ def missing_topic(topic: str) -> TopicMissingError:
     )
 
 
-def absent_topic(topic: str) -> Any:  # noqa: ANN401 (untyped library)
+def absent_topic(topic: str) -> Any:
     """The client's error for it, of which `explain` makes one with the topic's name."""
     from kafka.errors import UnknownTopicOrPartitionError  # noqa: PLC0415 (not before a client)
 

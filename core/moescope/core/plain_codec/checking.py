@@ -31,7 +31,7 @@ def field_checks(kind: type, names: Mapping[str, object]) -> dict[str, Check]:
     return {name: check_of(hint) for name, hint in hints.items()}
 
 
-def check_of(hint: Any) -> Check:  # noqa: ANN401 (whatever a hint may be)
+def check_of(hint: Any) -> Check:
     """Whether a value fits a type.
 
     Objects are looked at from outside only: their fields were checked when they were made.
@@ -50,7 +50,7 @@ def check_of(hint: Any) -> Check:  # noqa: ANN401 (whatever a hint may be)
     raise _unknown(hint)
 
 
-def _check_of_parts(hint: object, origin: Any, arguments: tuple[Any, ...]) -> Check:  # noqa: ANN401
+def _check_of_parts(hint: object, origin: Any, arguments: tuple[Any, ...]) -> Check:
     if origin is np.ndarray:
         return _array(np.dtype(get_args(arguments[1])[0]))
     if origin in _CONTAINERS:

@@ -103,7 +103,7 @@ class _Packer:
         """Name and field names of each class that appeared."""
         return [[kind.__name__, *(self._kinds.fields_of(kind) or ())] for kind in self._numbers]
 
-    def tree(self, value: Any) -> Any:  # noqa: ANN401
+    def tree(self, value: Any) -> Any:
         """A value as JSON has it."""
         kind = type(value)
         if kind in PLAIN:
@@ -142,7 +142,7 @@ class _Packer:
 
     def _shared_object(
         self,
-        value: Any,  # noqa: ANN401
+        value: Any,
         kind: type,
         number: int,
         names: tuple[str, ...] | None,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from moescope.core.plain_codec.layout import PlainLimits
 
 
-def unpack(data: bytes, kinds: Kinds, limits: PlainLimits = DEFAULT_LIMITS) -> Any:  # noqa: ANN401
+def unpack(data: bytes, kinds: Kinds, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
     """Read what :func:`pack` wrote; arrays are writable and own their memory.
 
     Raises:
@@ -102,7 +102,7 @@ class _Unpacker:
         self._shared: list[Any] = []
         self._shared = [self._made(each[0], each[1:]) for each in head["shared"]]
 
-    def value(self, tree: Any) -> Any:  # noqa: ANN401
+    def value(self, tree: Any) -> Any:
         """The value that a tree stands for."""
         kind = type(tree)
         if kind in PLAIN:
@@ -121,7 +121,7 @@ class _Unpacker:
         self._depth -= 1
         return result
 
-    def _compound(self, code: Any, tree: list[Any]) -> Any:  # noqa: ANN401
+    def _compound(self, code: Any, tree: list[Any]) -> Any:
         if code == OBJECT:
             return self._made(tree[1], tree[2:])
         if code == BYTES:
@@ -140,7 +140,7 @@ class _Unpacker:
             return frozenset(values)
         raise damaged("Its head holds an unknown sign.")
 
-    def _made(self, number: Any, trees: list[Any]) -> Any:  # noqa: ANN401
+    def _made(self, number: Any, trees: list[Any]) -> Any:
         return self._makers[_index(number)](
             [each if type(each) in PLAIN else self.value(each) for each in trees]
         )
@@ -167,7 +167,7 @@ def _maker(kinds: Kinds, name: object, *names: object) -> Callable[[list[Any]], 
     checks = kinds.checks_of(kind)
     in_order = tuple(checks[each] for each in texts)
 
-    def made(values: list[Any]) -> Any:  # noqa: ANN401
+    def made(values: list[Any]) -> Any:
         for place, (check, value) in enumerate(zip(in_order, values, strict=True)):
             if not check(value):
                 raise damaged(

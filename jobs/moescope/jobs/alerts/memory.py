@@ -91,14 +91,14 @@ def load_red_lines(
     )
     _load_waiting(connection, lanes, memory)
     for row in connection.execute(
-        f"SELECT {_ALERT} FROM alerts WHERE state <> 'resolved'"  # noqa: S608 (constants)
+        f"SELECT {_ALERT} FROM alerts WHERE state <> 'resolved'"
     ).fetchall():
         alert = _alert(row, lanes)
         memory.open[alert.series] = alert
         load_history(connection, alert, rules, memory.judged_before_us)
     causes = {each.caused_by for each in memory.open.values() if each.caused_by}
     for row in connection.execute(
-        f"SELECT {_ALERT} FROM alerts WHERE state = 'resolved' AND alert IN"  # noqa: S608
+        f"SELECT {_ALERT} FROM alerts WHERE state = 'resolved' AND alert IN"
         " (SELECT unnest(?::VARCHAR[]))",
         [sorted(causes)],
     ).fetchall():
@@ -118,7 +118,7 @@ def load_history(
     series, course = alert.series, alert.course
     columns = series.columns()
     rows = connection.execute(
-        f"SELECT epoch_us(slot), version, {_PART} FROM exceedances"  # noqa: S608 (constants)
+        f"SELECT epoch_us(slot), version, {_PART} FROM exceedances"
         f" WHERE {' AND '.join(f'{name} = ?' for name in columns)} AND value IS NOT NULL"
         " AND slot >= make_timestamp(?) AND slot < make_timestamp(?)"
         " ORDER BY slot DESC LIMIT ?",
@@ -148,7 +148,7 @@ def _load_waiting(
     connection: duckdb.DuckDBPyConnection, lanes: Mapping[str, LaneKey], memory: RedLineMemory
 ) -> None:
     rows = connection.execute(
-        f"SELECT {', '.join(f'e.{name.strip()}' for name in _SERIES.split(','))},"  # noqa: S608
+        f"SELECT {', '.join(f'e.{name.strip()}' for name in _SERIES.split(','))},"
         f" epoch_us(e.slot), e.version, {_PART} FROM exceedances e JOIN lanes USING (lane)"
         " LEFT JOIN red_line_progress p ON p.domain = lanes.domain"
         " WHERE p.domain IS NULL OR epoch_us(e.slot) >= p.judged_before_us"

@@ -82,7 +82,8 @@ class BaselineWindows:
 def scopes_of(cursor: duckdb.DuckDBPyConnection, baseline: Baseline) -> list[ThresholdScope]:
     """Scopes of the lanes that a baseline selects, in order."""
     rows = cursor.execute(
-        f"SELECT DISTINCT {', '.join(ThresholdScope._fields)} FROM lanes WHERE {_LANES} ORDER BY ALL",  # noqa: S608, E501
+        f"SELECT DISTINCT {', '.join(ThresholdScope._fields)} FROM lanes WHERE {_LANES}"
+        " ORDER BY ALL",
         _lane_values(baseline),
     ).fetchall()
     return [ThresholdScope(*row) for row in rows]
@@ -108,7 +109,7 @@ def model_shape(
     """
     own = " AND ".join(f"{name} = ${name}" for name in scope._fields)
     row = cursor.execute(
-        "SELECT layers, experts, top_k, list(DISTINCT lane ORDER BY lane) FROM lanes"  # noqa: S608
+        "SELECT layers, experts, top_k, list(DISTINCT lane ORDER BY lane) FROM lanes"
         " JOIN (SELECT lane, count(*) AS stored FROM windows GROUP BY lane) USING (lane)"
         f" WHERE {own} AND {_LANES} GROUP BY layers, experts, top_k"
         " ORDER BY sum(stored) DESC, layers LIMIT 1",
@@ -147,7 +148,7 @@ def read_windows(
     """
     where, values = _conditions(baseline, shape, minimum_coverage, without)
     kinds = cursor.execute(
-        "SELECT DISTINCT phase, window_kind, size, stride, scope_kind FROM windows"  # noqa: S608
+        "SELECT DISTINCT phase, window_kind, size, stride, scope_kind FROM windows"
         f" WHERE {where} ORDER BY ALL",
         values,
     ).fetchall()
@@ -199,7 +200,7 @@ def _read_kind(
     names = ("phase", "window_kind", "size", "stride", "scope_kind")
     own = " AND ".join(f"{name} = $own_{name}" for name in names)
     found = cursor.sql(
-        "SELECT layer, start, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"  # noqa: S608
+        "SELECT layer, start, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us,"
         f" epoch_us(close_time) AS close_us, weight, {', '.join(_TEXTS)}, scenes, scene_tokens,"
         " counts, tokens < $coverage * expected AS is_thin,"
         f" {', '.join(STORED_METRICS)} FROM windows WHERE {where} AND {own}",

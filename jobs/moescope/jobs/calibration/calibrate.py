@@ -150,7 +150,7 @@ def version_in_force(cursor: duckdb.DuckDBPyConnection, scope: ThresholdScope) -
     """The version that the newest activation of a scope names; empty: none."""
     own = " AND ".join(f"{name} = ${name}" for name in scope._fields)
     row = cursor.execute(
-        f"SELECT version FROM threshold_activations WHERE {own}"  # noqa: S608
+        f"SELECT version FROM threshold_activations WHERE {own}"
         " ORDER BY effective_from_us DESC, activation DESC LIMIT 1",
         scope._asdict(),
     ).fetchone()

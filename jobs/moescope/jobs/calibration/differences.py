@@ -120,7 +120,7 @@ def _stored_lines(cursor: duckdb.DuckDBPyConnection, version: str) -> _Lines:
         )
     columns = [f"{line}{part}" for line in LEVELS for part in ("", "_from", "_to")]
     rows = cursor.execute(
-        f"SELECT {', '.join((*_NAMES, *columns))} FROM thresholds WHERE version = ?",  # noqa: S608
+        f"SELECT {', '.join((*_NAMES, *columns))} FROM thresholds WHERE version = ?",
         [version],
     ).fetchall()
     found: _Lines = {}

@@ -35,7 +35,7 @@ def earliest_activation(cursor: duckdb.DuckDBPyConnection, scope: ThresholdScope
     theirs; where it is live as well, the times of an import say nothing about now.
     """
     rows = cursor.execute(
-        "SELECT domain, watermark_us FROM domains WHERE domain IN (SELECT domain FROM lanes WHERE"  # noqa: S608
+        "SELECT domain, watermark_us FROM domains WHERE domain IN (SELECT domain FROM lanes WHERE"
         f" {_OWN})",
         scope._asdict(),
     ).fetchall()
@@ -136,7 +136,7 @@ def rollback(
 
 def _scope_of(connection: duckdb.DuckDBPyConnection, version: str) -> ThresholdScope:
     row = connection.execute(
-        f"SELECT {', '.join(ThresholdScope._fields)} FROM threshold_versions WHERE version = ?",  # noqa: S608
+        f"SELECT {', '.join(ThresholdScope._fields)} FROM threshold_versions WHERE version = ?",
         [version],
     ).fetchone()
     if row is None:
@@ -150,7 +150,7 @@ def _scope_of(connection: duckdb.DuckDBPyConnection, version: str) -> ThresholdS
 def _activations(connection: duckdb.DuckDBPyConnection, scope: ThresholdScope) -> list[Activation]:
     """In order of event time; of two at one time the later one last."""
     rows = connection.execute(
-        f"SELECT effective_from_us, version FROM threshold_activations WHERE {_OWN}"  # noqa: S608
+        f"SELECT effective_from_us, version FROM threshold_activations WHERE {_OWN}"
         " ORDER BY effective_from_us, activation",
         scope._asdict(),
     ).fetchall()
@@ -164,7 +164,7 @@ def version_before(cursor: duckdb.DuckDBPyConnection, scope: ThresholdScope) -> 
         InputError: Nothing is active in the scope.
     """
     rows = cursor.execute(
-        f"SELECT action, version FROM threshold_activations WHERE {_OWN} ORDER BY activation",  # noqa: S608
+        f"SELECT action, version FROM threshold_activations WHERE {_OWN} ORDER BY activation",
         scope._asdict(),
     ).fetchall()
     standing = standing_versions(rows)
@@ -241,7 +241,7 @@ def _set_status(
 ) -> None:
     """The named version is active, what was active before is retired."""
     found = connection.execute(
-        "SELECT * EXCLUDE (created_at, commit_id), epoch_us(created_at) AS created_at"  # noqa: S608
+        "SELECT * EXCLUDE (created_at, commit_id), epoch_us(created_at) AS created_at"
         f" FROM threshold_versions WHERE {_OWN} AND (version = $active OR status = 'active')",
         scope._asdict() | {"active": active},
     )

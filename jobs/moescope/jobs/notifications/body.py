@@ -128,13 +128,13 @@ def _queries(row: Mapping[str, Any]) -> dict[str, str]:
     until = max(row["last_slot"], row["began_at"]) + SLOT_US
     rules = {name: row[name] for name in (*shape[1:-1], "family")} | {"version": row["version"]}
     return {  # declared names, and values that are quoted
-        "windows": f"SELECT * FROM windows WHERE {_where(windows)}",  # noqa: S608
-        "statistic": f"SELECT slot, value, metric, layer, windows, red_windows FROM exceedances"  # noqa: S608
+        "windows": f"SELECT * FROM windows WHERE {_where(windows)}",
+        "statistic": f"SELECT slot, value, metric, layer, windows, red_windows FROM exceedances"
         f" WHERE {_where({name: row[name] for name in _SERIES})}"
         f" AND slot BETWEEN {_timestamp(row['began_at'] - _BEFORE_US)} AND {_timestamp(until)}"
         " ORDER BY slot",
-        "rule": f"SELECT * FROM paging_rules WHERE {_where(rules)}",  # noqa: S608
-        "events": f"SELECT * FROM alert_events WHERE {_where({'alert': row['alert']})}"  # noqa: S608
+        "rule": f"SELECT * FROM paging_rules WHERE {_where(rules)}",
+        "events": f"SELECT * FROM alert_events WHERE {_where({'alert': row['alert']})}"
         " ORDER BY number",
     }
 

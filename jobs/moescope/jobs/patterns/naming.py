@@ -26,7 +26,7 @@ _NAMED = f"""
             - greatest(p.began_at, a.began_at) DESC, p.pattern
     ) = 1
     ORDER BY a.alert
-"""  # noqa: S608 (constants)
+"""
 
 
 def unnamed_alerts(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def window_shares(
         WHERE window_kind = 'time' AND threshold_version IS NOT NULL AND complete
             AND close_time >= make_timestamp(?) AND close_time < make_timestamp(?)
         GROUP BY ALL ORDER BY ALL
-        """,  # noqa: S608 (constants)
+        """,
         [from_us, to_us],
     ).fetchall()
     return _by_series(rows)

@@ -29,7 +29,7 @@ def baseline_windows(
     out = list(baseline.without_spans)
     if baseline.without_alerts:
         scope = " AND ".join(f"{column} = ?" for column in SCOPE)
-        lanes = fetch(cursor, f"SELECT lane FROM lanes WHERE {scope}", list(head.scope))  # noqa: S608
+        lanes = fetch(cursor, f"SELECT lane FROM lanes WHERE {scope}", list(head.scope))
         out += fired_spans(cursor, [lane for (lane,) in lanes])
     parts = ["w.stride = w.size"]
     values: list[Any] = []

@@ -28,7 +28,7 @@ def change_facts(cursor: duckdb.DuckDBPyConnection, head: Head, against: str | N
     on = " AND ".join(f"n.{column} = o.{column}" for column in (*KEY, "metric", "layer"))
     keys = ", ".join(f"n.{column}" for column in (*KEY, "metric", "layer"))
     each_line = " UNION ALL ".join(
-        f"SELECT {keys}, '{line}' AS line, o.{line} AS before, n.{line} AS after,"  # noqa: S608
+        f"SELECT {keys}, '{line}' AS line, o.{line} AS before, n.{line} AS after,"
         f" n.spread AS spread, (o.{line} < n.{line}_from OR o.{line} > n.{line}_to) AS beyond"
         f" FROM new n JOIN old o ON {on} WHERE o.{line} IS NOT NULL AND n.{line} IS NOT NULL"
         for line in _LINES
@@ -40,18 +40,18 @@ def change_facts(cursor: duckdb.DuckDBPyConnection, head: Head, against: str | N
     versions = [head.version, against]
     compared, beyond = fetch(
         cursor,
-        f"{both} SELECT count(*), count(*) FILTER (beyond) FROM ({each_line})",  # noqa: S608
+        f"{both} SELECT count(*), count(*) FILTER (beyond) FROM ({each_line})",
         versions,
     )[0]
     appeared = fetch(
-        cursor, f"{both} SELECT count(*) FROM new n ANTI JOIN old o ON {on}", versions  # noqa: S608
+        cursor, f"{both} SELECT count(*) FROM new n ANTI JOIN old o ON {on}", versions
     )  # fmt: skip
     gone = fetch(
-        cursor, f"{both} SELECT count(*) FROM old o ANTI JOIN new n ON {on}", versions  # noqa: S608
+        cursor, f"{both} SELECT count(*) FROM old o ANTI JOIN new n ON {on}", versions
     )  # fmt: skip
     largest = fetch(
         cursor,
-        f"{both} SELECT {KEY_SQL}, metric, layer, line, before, after,"  # noqa: S608
+        f"{both} SELECT {KEY_SQL}, metric, layer, line, before, after,"
         f" abs(after - before) / spread AS moved, coalesce(beyond, false) FROM ({each_line})"
         f" WHERE after <> before ORDER BY moved DESC, {KEY_SQL}, metric, layer, line"
         f" LIMIT {MOST_LISTED}",

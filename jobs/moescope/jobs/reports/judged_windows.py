@@ -80,7 +80,7 @@ class Judged:
         scope = " AND ".join(f"w.{column} = ?" for column in SCOPE)
         first, last = fetch(
             self._cursor,
-            f"SELECT min(w.first_time), max(w.last_time) FROM windows w"  # noqa: S608 (constants)
+            f"SELECT min(w.first_time), max(w.last_time) FROM windows w"
             f" WHERE {scope} AND w.complete AND {self._selection.condition}",
             [*self._head.scope, *self._selection.parameters],
         )[0]
@@ -91,7 +91,7 @@ class Judged:
         scope = " AND ".join(f"w.{column} = ?" for column in (*SCOPE, *_KIND))
         values = ", ".join(f"w.{BY_NAME[metric].name}" for metric in metrics)
         found = self._cursor.sql(
-            f"SELECT w.layer, {_SCENE} AS window_scene, w.band, w.weight, w.lane, w.node,"  # noqa: S608 (constants)
+            f"SELECT w.layer, {_SCENE} AS window_scene, w.band, w.weight, w.lane, w.node,"
             " w.scope_value, w.start, w.request, w.close_time,"
             " coalesce(w.threshold_version = ?, false) AS of_this_version,"
             f" {values} FROM windows w WHERE {scope} AND w.complete AND w.coverage IS NOT NULL"
@@ -100,7 +100,7 @@ class Judged:
         )
         lines = fetch(
             self._cursor,
-            f"SELECT metric, scene, band, layer, {', '.join(_NUMBERS)} FROM thresholds"  # noqa: S608
+            f"SELECT metric, scene, band, layer, {', '.join(_NUMBERS)} FROM thresholds"
             f" WHERE version = ? AND {' AND '.join(f'{name} = ?' for name in _KIND)}",
             [self._head.version, *kind],
         )

@@ -31,7 +31,7 @@ def line_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[KeyLines]:
     lists = ", ".join(f"list({name} ORDER BY layer)" for name in _NUMBERS)
     rows = fetch(
         cursor,
-        f"SELECT {KEY_SQL}, metric, list(layer ORDER BY layer),"  # noqa: S608 (constants)
+        f"SELECT {KEY_SQL}, metric, list(layer ORDER BY layer),"
         f" bool_and(standing = ?), list(DISTINCT source), min(units), min(windows), {lists}"
         f" FROM thresholds WHERE version = ? GROUP BY {KEY_SQL}, metric",
         [Standing.FIRM, head.version],

@@ -25,7 +25,7 @@ def paging_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[Paging]:
     columns = list(Paging.__annotations__)
     rows = fetch(
         cursor,
-        f"SELECT {', '.join(columns)} FROM paging_rules WHERE version = ?"  # noqa: S608 (constants)
+        f"SELECT {', '.join(columns)} FROM paging_rules WHERE version = ?"
         " ORDER BY phase, window_kind, size, stride, scope_kind, family",
         [head.version],
     )
@@ -36,7 +36,7 @@ def timeline_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[Timeli
     """The newest day of the series that came farthest, at most `MOST_TIMELINES` of them."""
     series = fetch(
         cursor,
-        f"SELECT {_SERIES}, max(slot) FROM exceedances WHERE version = ? GROUP BY ALL"  # noqa: S608
+        f"SELECT {_SERIES}, max(slot) FROM exceedances WHERE version = ? GROUP BY ALL"
         f" ORDER BY max(value) DESC NULLS LAST, {_SERIES} LIMIT {MOST_TIMELINES}",
         [head.version],
     )
@@ -45,7 +45,7 @@ def timeline_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[Timeli
     for *key, newest in series:
         slots = fetch(
             cursor,
-            f"SELECT slot, value FROM exceedances WHERE version = ?"  # noqa: S608 (constants)
+            f"SELECT slot, value FROM exceedances WHERE version = ?"
             f" AND ({_SERIES}) = ({', '.join('?' * len(key))})"
             f" AND slot > ? - INTERVAL {LONGEST_DAYS} DAY ORDER BY slot",
             [head.version, *key, newest],

@@ -25,7 +25,7 @@ def read_head(cursor: duckdb.DuckDBPyConnection, version: str) -> Head:
         InputError: There is no such version.
     """
     columns = ", ".join(Head._fields)
-    rows = fetch(cursor, f"SELECT {columns} FROM threshold_versions WHERE version = ?", [version])  # noqa: S608
+    rows = fetch(cursor, f"SELECT {columns} FROM threshold_versions WHERE version = ?", [version])
     if not rows:
         known = [
             name
@@ -47,7 +47,7 @@ def version_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> VersionFacts
     """The version as reported."""
     since = fetch(
         cursor,
-        "SELECT max_by(version, activation), max_by(make_timestamp(effective_from_us), activation)"  # noqa: S608
+        "SELECT max_by(version, activation), max_by(make_timestamp(effective_from_us), activation)"
         f" FROM threshold_activations WHERE {_SAME_SCOPE}",
         list(head.scope),
     )[0]
@@ -105,7 +105,7 @@ def version_before(cursor: duckdb.DuckDBPyConnection, head: Head) -> str | None:
     """The version of the same scope that was in force before this one (or is, for a draft)."""
     rows = fetch(
         cursor,
-        "SELECT version FROM threshold_activations"  # noqa: S608 (constants)
+        "SELECT version FROM threshold_activations"
         f" WHERE {_SAME_SCOPE} AND version NOT IN ('', ?) AND activation < coalesce(("
         "  SELECT min(activation) FROM threshold_activations WHERE version = ?"
         " ), 9223372036854775807) ORDER BY activation DESC LIMIT 1",
@@ -119,7 +119,7 @@ def rolls_back_to(cursor: duckdb.DuckDBPyConnection, head: Head) -> str:
     standing = standing_versions(
         fetch(
             cursor,
-            "SELECT action, version FROM threshold_activations"  # noqa: S608 (constants)
+            "SELECT action, version FROM threshold_activations"
             f" WHERE {_SAME_SCOPE} ORDER BY activation",
             list(head.scope),
         )

@@ -137,7 +137,7 @@ def _version_of_whole(
         return ""
     own = " AND ".join(f"{name} = ${name}" for name in scope._fields)
     rows = cursor.execute(
-        f"SELECT version FROM threshold_versions WHERE {own}"  # noqa: S608 (field names)
+        f"SELECT version FROM threshold_versions WHERE {own}"
         " AND baseline = $baseline AND baseline_version = $number"
         " AND epoch_us(created_at) >= $end_us"
         " AND (status <> 'draft'"

@@ -146,7 +146,7 @@ def parse(
 
 def _groups_of_model(
     model: str,
-    sections: Any,  # noqa: ANN401 (from JSON)
+    sections: Any,
     section: str,
     top_k: Mapping[str, int],
     rejects: Rejects,
@@ -181,7 +181,7 @@ def _top_k(model: str, sections: dict[str, Any], given: Mapping[str, int]) -> in
     raise RejectedLineError("unknown top-k", f"{model}: give -o top_k={model}=NUMBER")
 
 
-def _ratios(selected: Any, first_choices: Any) -> Iterator[int]:  # noqa: ANN401 (from JSON)
+def _ratios(selected: Any, first_choices: Any) -> Iterator[int]:
     """Σ counts / Σ first choices of every domain and layer that has both, where it is whole."""
     if not isinstance(selected, dict) or not isinstance(first_choices, dict):
         return
@@ -201,7 +201,7 @@ def _ratios(selected: Any, first_choices: Any) -> Iterator[int]:  # noqa: ANN401
 def _group(
     model: str,
     domain: str,
-    by_layer: Any,  # noqa: ANN401 (from JSON)
+    by_layer: Any,
     top_k: int,
 ) -> _Group:
     if not isinstance(by_layer, dict) or not by_layer:
@@ -230,7 +230,7 @@ def _layer(name: str) -> int:
     return int(name)
 
 
-def _counts(values: Any) -> list[int]:  # noqa: ANN401 (from JSON)
+def _counts(values: Any) -> list[int]:
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_EXPERTS:
         raise RejectedLineError("a layer without a list of counts")
     for value in values:

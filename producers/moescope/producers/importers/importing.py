@@ -79,7 +79,7 @@ def _import_file(
     values: Mapping[str, Any],
     path: Path,
     log_root: Path,
-    on_line: Any,  # noqa: ANN401 (a callable that takes a number of lines)
+    on_line: Any,
 ) -> FileReport:
     digest = file_digest(
         path, identity_of(chosen.name, chosen.options, values), chosen.folder_pattern

@@ -15,7 +15,7 @@ _LARGEST_IN_ANY_UNIT = 2**70
 _ABSENT = object()
 
 
-def parse_json(text: bytes) -> Any:  # noqa: ANN401 (whatever JSON holds)
+def parse_json(text: bytes) -> Any:
     """Parse one JSON value.
 
     Raises:
@@ -39,7 +39,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     return value
 
 
-def look_up(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 (whatever JSON holds)
+def look_up(record: dict[str, Any], name: str) -> Any:
     """A field of a record, or a dotted path into it; None when absent or null."""
     value: Any = record.get(name, _ABSENT)
     if value is _ABSENT:
@@ -49,7 +49,7 @@ def look_up(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 (whatever
     return value
 
 
-def as_integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (from JSON)
+def as_integer(value: Any, name: str, largest: int) -> int:
     """An integer from 0 to a bound.
 
     Raises:
@@ -63,7 +63,7 @@ def as_integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (fro
 _LARGEST_NUMBER_NAME = 10**30
 
 
-def as_name(value: Any, name: str) -> str:  # noqa: ANN401 (from JSON)
+def as_name(value: Any, name: str) -> str:
     """A name; numbers are written out.
 
     Raises:
@@ -82,7 +82,7 @@ def as_name(value: Any, name: str) -> str:  # noqa: ANN401 (from JSON)
     return value
 
 
-def as_time_us(value: Any, unit: str) -> int:  # noqa: ANN401 (from JSON)
+def as_time_us(value: Any, unit: str) -> int:
     """Microseconds since the Unix epoch from a number in a unit, or from ISO 8601 text (UTC).
 
     Raises:
@@ -107,7 +107,7 @@ def as_time_us(value: Any, unit: str) -> int:  # noqa: ANN401 (from JSON)
     return micros
 
 
-def as_expert_ids(value: Any) -> list[int]:  # noqa: ANN401 (from JSON)
+def as_expert_ids(value: Any) -> list[int]:
     """The expert ids of one token at one layer.
 
     Raises:
@@ -123,7 +123,7 @@ def as_expert_ids(value: Any) -> list[int]:  # noqa: ANN401 (from JSON)
     return value
 
 
-def as_weights(value: Any, count: int) -> list[float]:  # noqa: ANN401 (from JSON)
+def as_weights(value: Any, count: int) -> list[float]:
     """As many weights as there are ids.
 
     Raises:

@@ -134,7 +134,7 @@ class LineReader:
             prompt_tokens=self._integer(record, "prompt_tokens", _LARGEST_POSITION),
         )
 
-    def _value(self, record: dict[str, Any], field: str) -> Any:  # noqa: ANN401 (from JSON)
+    def _value(self, record: dict[str, Any], field: str) -> Any:
         name = self._names[field]
         return look_up(record, name) if name else None
 

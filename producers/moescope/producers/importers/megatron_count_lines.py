@@ -89,7 +89,7 @@ def count_line(
     )
 
 
-def _batches_of(value: Any) -> NDArray[np.int64]:  # noqa: ANN401 (from JSON)
+def _batches_of(value: Any) -> NDArray[np.int64]:
     """Counts [micro-batches, experts of the rank]."""
     if not isinstance(value, list) or not value:
         raise RejectedLineError("no counts", "tpe is no list of lists")

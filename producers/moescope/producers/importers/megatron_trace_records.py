@@ -101,7 +101,7 @@ def _record(file: Path, line: int, record: dict[str, Any]) -> TraceRecord:
     )
 
 
-def _ids(value: Any, tokens: int, top_k: int) -> NDArray[np.uint16]:  # noqa: ANN401 (from JSON)
+def _ids(value: Any, tokens: int, top_k: int) -> NDArray[np.uint16]:
     if not isinstance(value, list) or top_k < 1:
         raise RejectedLineError("no top_indices")
     if not value and not tokens:

@@ -33,7 +33,7 @@ _BYTE_EXPERTS = 256
 
 
 def decode_routes(
-    value: Any,  # noqa: ANN401 (from JSON)
+    value: Any,
     name: str,
     *,
     experts: int | None = None,
@@ -122,7 +122,7 @@ def _header(raw: bytes, name: str) -> tuple[np.dtype[Any], tuple[int, ...], int]
     return dtype, tuple(int(part) for part in lengths), begin + length
 
 
-def _from_lists(value: Any, name: str) -> NDArray[Any]:  # noqa: ANN401 (from JSON)
+def _from_lists(value: Any, name: str) -> NDArray[Any]:
     if not isinstance(value, list):
         raise RejectedLineError(f"{name} is neither text nor a list", type(value).__name__)
     try:

@@ -87,7 +87,7 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
 def choice(known: Mapping[str, Any]) -> Callable[[str], Any]:
     """Parser of one of several words."""
 
-    def parse(text: str) -> Any:  # noqa: ANN401 (whatever the mapping holds)
+    def parse(text: str) -> Any:
         if text not in known:
             message = f"It has to be one of {', '.join(known)}."
             raise ValueError(message)

@@ -148,7 +148,7 @@ class ImportReport:
         }
 
 
-def _added(parts: Any) -> dict[str, int]:  # noqa: ANN401 (an iterable of mappings)
+def _added(parts: Any) -> dict[str, int]:
     total: Counter[str] = Counter()
     for part in parts:
         total.update(part)

@@ -131,7 +131,7 @@ def read_dump(path: Path, rejects: Rejects, most_bytes: int) -> Dump:
 
 def _tensor(
     archive: TensorArchive,
-    value: Any,  # noqa: ANN401 (from a file)
+    value: Any,
     axes: int,
     path: Path,
     name: str,
@@ -169,7 +169,7 @@ def _integers(archive: TensorArchive, view: TensorView) -> NDArray[np.int64] | N
 
 def _counted(
     archive: TensorArchive,
-    record: Any,  # noqa: ANN401 (from a file)
+    record: Any,
     number: int,
     shape: tuple[int, ...],
 ) -> CountedPass:
@@ -222,7 +222,7 @@ def _detailed(
     )
 
 
-def _fields(record: Any) -> dict[str, Any]:  # noqa: ANN401 (from a file)
+def _fields(record: Any) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise RejectedLineError("a record that is no dictionary")
     if record.get("gatherer_key", _PRIMARY) != _PRIMARY:
@@ -230,14 +230,14 @@ def _fields(record: Any) -> dict[str, Any]:  # noqa: ANN401 (from a file)
     return record
 
 
-def _integer(value: Any, name: str, largest: int) -> int:  # noqa: ANN401 (from a file)
+def _integer(value: Any, name: str, largest: int) -> int:
     # What else it is stays unsaid: printing it could take for ever where lists name each other.
     if type(value) is not int:
         raise RejectedLineError(f"{name} is no integer")
     return as_integer(value, name, largest)
 
 
-def _positions(archive: TensorArchive, value: Any) -> NDArray[np.int32]:  # noqa: ANN401
+def _positions(archive: TensorArchive, value: Any) -> NDArray[np.int32]:
     if isinstance(value, TensorView):
         read = _integers(archive, value)
         value = None if read is None else read.reshape(-1).tolist()

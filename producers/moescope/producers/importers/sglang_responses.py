@@ -90,8 +90,8 @@ def sequences_of(
 
 
 def decode_raw(
-    value: Any,  # noqa: ANN401 (from JSON)
-    dtype_name: Any,  # noqa: ANN401 (from JSON)
+    value: Any,
+    dtype_name: Any,
     hidden_layers: int,
     top_k: int,
     *,

@@ -60,7 +60,7 @@ class TensorView:
     strides: tuple[int, ...]
 
 
-def load(pickle: bytes, *, most_values: int) -> Any:  # noqa: ANN401 (any data)
+def load(pickle: bytes, *, most_values: int) -> Any:
     """The data of a pickle of protocol 2 or 3.
 
     Args:
@@ -123,7 +123,7 @@ class _Machine:
             ord("R"): self._call,
         }
 
-    def run(self) -> Any:  # noqa: ANN401 (any data)
+    def run(self) -> Any:
         pickle, size = self._pickle, len(self._pickle)
         values = 0
         while self.at < size:

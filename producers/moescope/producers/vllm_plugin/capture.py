@@ -41,7 +41,7 @@ class RoutingCapture:
         layers: int,
         rows: int,
         top_k: int,
-        device: Any,  # noqa: ANN401
+        device: Any,
         *,
         is_replayed: bool,
     ) -> None:
@@ -84,7 +84,7 @@ class RoutingCapture:
         """The pass is over."""
         self.is_armed = False
 
-    def observe(self, layer: int, ids: Any, weights: Any) -> None:  # noqa: ANN401 - tensors
+    def observe(self, layer: int, ids: Any, weights: Any) -> None:
         """Note one router's choice; ids and weights [T, k]. Never raises."""
         if not self.is_armed and (
             self.rows_on_device is None or not self._torch.cuda.is_current_stream_capturing()
@@ -103,7 +103,7 @@ class RoutingCapture:
         except Exception:  # noqa: BLE001 - inference comes first; the step is refused
             self._rows[layer] = NOT_ROUTED
 
-    def _write(self, layer: int, rows: int, ids: Any, weights: Any) -> None:  # noqa: ANN401 - tensors
+    def _write(self, layer: int, rows: int, ids: Any, weights: Any) -> None:
         # A graph is captured once, for passes with weights and without.
         takes_weights = self.takes_weights or self.rows_on_device is not None
         if self._ids_here is not None and self._weights_here is not None:
@@ -123,7 +123,7 @@ class RoutingCapture:
         return self._rows if self._calls <= len(self._rows) else ()
 
 
-def wrap_router(router: Any, capture: RoutingCapture, layer: int) -> Callable[[], None]:  # noqa: ANN401
+def wrap_router(router: Any, capture: RoutingCapture, layer: int) -> Callable[[], None]:
     """Have a router's choices noted, by its logical ids, around whoever wrapped it before.
 
     Args:
@@ -138,7 +138,7 @@ def wrap_router(router: Any, capture: RoutingCapture, layer: int) -> Callable[[]
     earlier = router._compute_routing  # noqa: SLF001 - vLLM has no public place for this
     had_own = "_compute_routing" in vars(router)
 
-    def compute_routing(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever it is given
+    def compute_routing(*args: Any, **kwargs: Any) -> Any:
         weights, ids = earlier(*args, **kwargs)
         if torch.compiler.is_compiling():
             # Python is traced away: what is to happen at each pass has to be an operation.
@@ -181,13 +181,13 @@ def _operation() -> tuple[Any, Any]:
 
     if not _defined:
 
-        def observe_routing(ids: Any, weights: Any, layer: int) -> Any:  # noqa: ANN401 - tensors
+        def observe_routing(ids: Any, weights: Any, layer: int) -> Any:
             capture = _Observed.capture
             if capture is not None:
                 capture.observe(layer, ids, weights)
             return ids.clone()
 
-        def shape_of(ids: Any, _weights: Any, _layer: int) -> Any:  # noqa: ANN401 - tensors
+        def shape_of(ids: Any, _weights: Any, _layer: int) -> Any:
             return torch.empty_like(ids)
 
         defined = torch.library.custom_op(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def accepted_drafts(
     step: Step,
     requests: Sequence[EngineRequest],
-    outcome: Any,  # noqa: ANN401 - vLLM has no types here
+    outcome: Any,
 ) -> NDArray[np.int64] | None:
     """How many draft tokens of each request became its own.
 
@@ -61,7 +61,7 @@ def _before_end(request: EngineRequest, first: int, tokens: Sequence[int], accep
     return max(min(accepted, left), 0)
 
 
-def _output(outcome: Any) -> Any:  # noqa: ANN401 - vLLM has no types here
+def _output(outcome: Any) -> Any:
     for name in ("_model_runner_output", "model_runner_output"):  # V1, V2
         inner = getattr(outcome, name, None)
         if inner is not None:

@@ -74,7 +74,7 @@ class BalancedExperts:
         routing: Of its model.
     """
 
-    def __init__(self, runner: Any, routing: ModelRouting) -> None:  # noqa: ANN401
+    def __init__(self, runner: Any, routing: ModelRouting) -> None:
         self._runner = runner
         self._modules = [layer.module for layer in routing.layers]
         self._experts = routing.experts
@@ -94,7 +94,7 @@ class BalancedExperts:
             self._tensor, self._writes = tensor, writes
         return self._map
 
-    def _model(self) -> Any:  # noqa: ANN401 - vLLM's `EplbModelState`, or None
+    def _model(self) -> Any:
         """The state of the model that is recorded: a draft model has one of its own."""
         states = getattr(self._runner.eplb_state, "model_states", {})
         for state in states.values():
@@ -102,7 +102,7 @@ class BalancedExperts:
                 return state
         return None
 
-    def _read(self, state: Any, tensor: Any, writes: int) -> ExpertMap:  # noqa: ANN401
+    def _read(self, state: Any, tensor: Any, writes: int) -> ExpertMap:
         of_module = {id(layer): index for index, layer in enumerate(state.model.moe_layers)}
         layers = [of_module[id(module)] for module in self._modules]
         slots = tensor.cpu().numpy()[layers]
@@ -148,7 +148,7 @@ def settled_ranks(experts: int, ranks: int, strategy: str) -> NDArray[np.int64]:
     return np.repeat(np.arange(ranks), held)
 
 
-def experts_of(runner: Any, routing: ModelRouting, groups: Any) -> Experts:  # noqa: ANN401
+def experts_of(runner: Any, routing: ModelRouting, groups: Any) -> Experts:
     """What knows where the experts of a loaded model are.
 
     Args:

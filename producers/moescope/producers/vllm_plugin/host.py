@@ -120,8 +120,8 @@ class HostMemory:
 class _Slot:
     """Pinned memory for one pass, filled in the device's own order of work."""
 
-    def __init__(self, torch: Any, capture: RoutingCapture) -> None:  # noqa: ANN401 - a module
-        def pinned(shape: Any, dtype: Any) -> Any:  # noqa: ANN401 - of torch
+    def __init__(self, torch: Any, capture: RoutingCapture) -> None:
+        def pinned(shape: Any, dtype: Any) -> Any:
             return torch.empty(shape, dtype=dtype, pin_memory=True)
 
         most = capture.ids.shape[0]
@@ -136,7 +136,7 @@ class _Slot:
         self._event = torch.cuda.Event()
         self.is_free = True
 
-    def fill(self, capture: RoutingCapture, step: Step, first: int, token_ids: Any) -> None:  # noqa: ANN401
+    def fill(self, capture: RoutingCapture, step: Step, first: int, token_ids: Any) -> None:
         """Begin to copy."""
         rows = step.rows
         self.is_free = False

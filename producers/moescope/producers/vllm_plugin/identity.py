@@ -18,7 +18,7 @@ MODE_LABEL: Final = "exec_mode"
 
 def recorder_arguments(
     settings: PluginSettings,
-    config: Any,  # noqa: ANN401 - vLLM's `VllmConfig`
+    config: Any,
     routing: ModelRouting,
     ranks: Ranks,
     version: str,
@@ -46,20 +46,20 @@ def recorder_arguments(
     }
 
 
-def execution_mode(compilation: Any) -> str:  # noqa: ANN401 - vLLM's `CompilationConfig`
+def execution_mode(compilation: Any) -> str:
     """How the engine runs its passes: `eager`, `compiled` or `cudagraph`."""
     if replays_graphs(compilation):
         return "cudagraph"
     return "compiled" if int(compilation.mode or 0) else "eager"
 
 
-def replays_graphs(compilation: Any) -> bool:  # noqa: ANN401 - vLLM's `CompilationConfig`
+def replays_graphs(compilation: Any) -> bool:
     """Whether CUDA graphs may replay what Python does not see."""
     mode = getattr(compilation, "cudagraph_mode", None)
     return mode is not None and getattr(mode, "name", "NONE") != "NONE"
 
 
-def engine_ranks(config: Any, groups: Any) -> Ranks:  # noqa: ANN401 - vLLM has no types here
+def engine_ranks(config: Any, groups: Any) -> Ranks:
     """This worker's place; −1 where there is but one.
 
     Args:
@@ -79,7 +79,7 @@ def engine_ranks(config: Any, groups: Any) -> Ranks:  # noqa: ANN401 - vLLM has 
     )
 
 
-def _served_name(config: Any) -> str:  # noqa: ANN401 - vLLM's `ModelConfig`
+def _served_name(config: Any) -> str:
     names = config.served_model_name
     if isinstance(names, str):
         return names

@@ -123,7 +123,7 @@ class EngineProbe:
         self._waiting: deque[_Seen] = deque()
         self._is_off = False
 
-    def before_pass(self, scheduled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:  # noqa: ANN401
+    def before_pass(self, scheduled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The engine is about to compute; whether `after_pass` is to be called.
 
         Args:
@@ -151,7 +151,7 @@ class EngineProbe:
             return bool(rows)
         return False
 
-    def after_pass(self, scheduled: Any, *, is_complete: bool) -> None:  # noqa: ANN401
+    def after_pass(self, scheduled: Any, *, is_complete: bool) -> None:
         """The pass is over.
 
         Args:
@@ -171,7 +171,7 @@ class EngineProbe:
                 self._look(scheduled, was_armed=was_armed)
             self._settle()
 
-    def after_sampling(self, output: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    def after_sampling(self, output: Any) -> None:
         """The sampler has decided about the latest pass's draft tokens."""
         if self._is_closed or not self._waiting:
             return
@@ -223,7 +223,7 @@ class EngineProbe:
         self.counters.refused_rows += rows
         self.recorder.miss(rows, reason)
 
-    def _look(self, scheduled: Any, *, was_armed: bool) -> None:  # noqa: ANN401
+    def _look(self, scheduled: Any, *, was_armed: bool) -> None:
         if self._refusal:
             raise UnknownLayoutError(self._refusal)
         if self._layout is None or self._capture is None or self._copies is None:

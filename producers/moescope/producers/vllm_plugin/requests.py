@@ -132,7 +132,7 @@ class EngineRequests:
             )
         return latest
 
-    def _begin(self, new: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    def _begin(self, new: Any) -> None:
         name, call = client_name(new.req_id)
         if name in self._names:  # a client that names two running requests alike
             name = call = short_name(new.req_id)
@@ -167,7 +167,7 @@ class EngineRequests:
         )
 
 
-def _prompt_tokens(new: Any) -> int:  # noqa: ANN401 - vLLM has no types here
+def _prompt_tokens(new: Any) -> int:
     prompt = new.prompt_token_ids if new.prompt_token_ids is not None else new.prompt_embeds
     return 0 if prompt is None else len(prompt)
 

@@ -48,7 +48,7 @@ class ModelRouting:
     refusal: str = ""
 
 
-def model_routing(model: Any) -> ModelRouting:  # noqa: ANN401 - a module of torch
+def model_routing(model: Any) -> ModelRouting:
     """Find a model's MoE layers.
 
     A layer is known by what it has: a router that computes routing, and the number of a layer.
@@ -68,12 +68,12 @@ def model_routing(model: Any) -> ModelRouting:  # noqa: ANN401 - a module of tor
     )
 
 
-def _is_moe_layer(module: Any) -> bool:  # noqa: ANN401 - a module of torch
+def _is_moe_layer(module: Any) -> bool:
     router = getattr(module, "router", None)
     return hasattr(router, "select_experts") and hasattr(module, "layer_name")
 
 
-def _layer(module: Any) -> MoeLayer:  # noqa: ANN401 - a module of torch
+def _layer(module: Any) -> MoeLayer:
     config = module.moe_config
     # vLLM's number of experts includes the copies that load balancing adds.
     experts = int(getattr(config, "num_logical_experts", config.num_experts))

@@ -29,7 +29,7 @@ class RunnerLayout(Protocol):
         """Whether a call of `execute_model`, its first argument left out, computes no request."""
         ...
 
-    def step(self, scheduled: Any) -> Step:  # noqa: ANN401 - vLLM has no types here
+    def step(self, scheduled: Any) -> Step:
         """The rows of the pass that has just been computed for a `SchedulerOutput`.
 
         Raises:
@@ -43,7 +43,7 @@ class LayoutV1:
 
     generation = "V1"
 
-    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._latest: tuple[Any, ...] | None = None
         self._parallel = runner.vllm_config.parallel_config
@@ -54,7 +54,7 @@ class LayoutV1:
         del args, kwargs
         return False
 
-    def step(self, scheduled: Any) -> Step:  # noqa: ANN401 - vLLM has no types here
+    def step(self, scheduled: Any) -> Step:
         """See `RunnerLayout`."""
         batch = self._runner.input_batch
         engine_ids = list(batch.req_ids)
@@ -79,7 +79,7 @@ class LayoutV1:
         if decide is None:
             return
 
-        def decide_and_note(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
+        def decide_and_note(*args: Any, **kwargs: Any) -> Any:
             self._latest = decide(*args, **kwargs)
             return self._latest
 
@@ -94,7 +94,7 @@ class LayoutV2:
 
     generation = "V2"
 
-    def __init__(self, runner: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+    def __init__(self, runner: Any) -> None:
         self._runner = runner
 
     def is_dummy(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -102,7 +102,7 @@ class LayoutV2:
         given = args[_DUMMY_RUN_ARGUMENT] if len(args) > _DUMMY_RUN_ARGUMENT else False
         return bool(kwargs.get("dummy_run", given))
 
-    def step(self, scheduled: Any) -> Step:  # noqa: ANN401 - vLLM has no types here
+    def step(self, scheduled: Any) -> Step:
         """See `RunnerLayout`."""
         state = self._runner.execute_model_state
         if state is None:
@@ -125,7 +125,7 @@ class LayoutV2:
         )  # fmt: skip
 
 
-def layout_of(runner: Any) -> RunnerLayout | None:  # noqa: ANN401 - vLLM has no types here
+def layout_of(runner: Any) -> RunnerLayout | None:
     """The layout of a runner; None when its generation is not known."""
     if hasattr(runner, "req_states") and hasattr(runner, "execute_model_state"):
         return LayoutV2(runner)
@@ -134,7 +134,7 @@ def layout_of(runner: Any) -> RunnerLayout | None:  # noqa: ANN401 - vLLM has no
     return None
 
 
-def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:  # noqa: ANN401 - int64 [R]
+def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:
     """Rows of each request, int64 [R].
 
     Raises:
@@ -147,7 +147,7 @@ def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:  # noqa: ANN
     return np.array(counts, np.int64)
 
 
-def scheduled_drafts(scheduled: Any, engine_ids: list[str]) -> Any:  # noqa: ANN401 - int64 [R]
+def scheduled_drafts(scheduled: Any, engine_ids: list[str]) -> Any:
     """Draft tokens of each request, int64 [R]."""
     drafts = scheduled.scheduled_spec_decode_tokens
     if not drafts:

@@ -68,7 +68,7 @@ def _boolean(text: str) -> bool:
 
 
 def _word_of(kind: type[Fidelity | TokenIdKind]) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:  # noqa: ANN401 - a member of the kind
+    def parse(text: str) -> Any:
         words = {member.name.lower(): member for member in kind}
         if text.lower() not in words:
             raise ValueError(f"expected one of {', '.join(words)}")

@@ -52,7 +52,7 @@ def watch_workers() -> None:
     init_device = wrapper.init_device
 
     @wraps(init_device)
-    def init_device_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def init_device_and_watch(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = init_device(self, *args, **kwargs)
         _quietly(watch_worker, self.worker)
         return result
@@ -61,19 +61,19 @@ def watch_workers() -> None:
     setattr(wrapper, _MARK, True)
 
 
-def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
+def watch_worker(worker: Any) -> None:
     """Attach a probe to a worker's runner when the worker has loaded its model."""
     load_model, warm_up = worker.load_model, worker.compile_or_warm_up_model
     shutdown = worker.shutdown
 
     @wraps(load_model)
-    def load_model_and_attach(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def load_model_and_attach(*args: Any, **kwargs: Any) -> Any:
         result = load_model(*args, **kwargs)
         _quietly(attach_probe, worker.model_runner)
         return result
 
     @wraps(warm_up)
-    def warm_up_unseen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def warm_up_unseen(*args: Any, **kwargs: Any) -> Any:
         probe = getattr(worker.model_runner, PROBE_ATTRIBUTE, None)
         if probe is not None:
             probe.is_warming_up = True
@@ -84,7 +84,7 @@ def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
                 probe.is_warming_up = False
 
     @wraps(shutdown)
-    def close_and_shut_down(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def close_and_shut_down(*args: Any, **kwargs: Any) -> Any:
         probe = getattr(worker.model_runner, PROBE_ATTRIBUTE, None)
         if probe is not None:
             probe.close()
@@ -96,7 +96,7 @@ def watch_worker(worker: Any) -> None:  # noqa: ANN401 - vLLM has no types here
 
 
 def attach_probe(
-    runner: Any,  # noqa: ANN401 - vLLM has no types here
+    runner: Any,
     settings: PluginSettings | None = None,
 ) -> EngineProbe | None:
     """Attach a probe to a model runner whose model is loaded.
@@ -153,7 +153,7 @@ def attach_probe(
     return probe
 
 
-def _capture(runner: Any, routing: ModelRouting) -> RoutingCapture:  # noqa: ANN401
+def _capture(runner: Any, routing: ModelRouting) -> RoutingCapture:
     """Buffers for a runner's largest pass."""
     config = runner.vllm_config
     graph_sizes = getattr(config.compilation_config, "cudagraph_capture_sizes", None) or (0,)
@@ -185,7 +185,7 @@ def _wrap(routing: ModelRouting, capture: RoutingCapture) -> Callable[[], None]:
     return unwrap_all
 
 
-def _experts(runner: Any, routing: ModelRouting, groups: Any) -> Experts:  # noqa: ANN401
+def _experts(runner: Any, routing: ModelRouting, groups: Any) -> Experts:
     """Where a model's experts are; nowhere, said in the log, where that cannot be found out."""
     try:
         return experts_of(runner, routing, groups)
@@ -198,19 +198,19 @@ def _nothing() -> None:
     """There is nothing to take off."""
 
 
-def _hash_of(settings: PluginSettings, config: Any) -> KeyedHash | None:  # noqa: ANN401
+def _hash_of(settings: PluginSettings, config: Any) -> KeyedHash | None:
     """What hashes token ids, as far as they are to be hashed."""
     if settings.token_key_file is None or settings.token_ids is not TokenIdKind.KEYED_HASH:
         return None
     return KeyedHash(settings.token_key_file, vocabulary=int(config.get_vocab_size()))
 
 
-def hook_runner(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM has no types here
+def hook_runner(runner: Any, probe: EngineProbe) -> None:
     """Put a probe around a runner's passes."""
     execute_model, sample_tokens = runner.execute_model, runner.sample_tokens
 
     @wraps(execute_model)
-    def execute_model_seen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def execute_model_seen(*args: Any, **kwargs: Any) -> Any:
         scheduled = args[0] if args else kwargs.get("scheduler_output")
         if not probe.before_pass(scheduled, args[1:], kwargs):
             return execute_model(*args, **kwargs)
@@ -223,7 +223,7 @@ def hook_runner(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM
         return result
 
     @wraps(sample_tokens)
-    def sample_tokens_seen(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    def sample_tokens_seen(*args: Any, **kwargs: Any) -> Any:
         output = sample_tokens(*args, **kwargs)
         probe.after_sampling(output)
         return output
@@ -234,7 +234,7 @@ def hook_runner(runner: Any, probe: EngineProbe) -> None:  # noqa: ANN401 - vLLM
     setattr(runner, PROBE_ATTRIBUTE, probe)
 
 
-def _quietly(act: Callable[[Any], Any], subject: Any) -> None:  # noqa: ANN401
+def _quietly(act: Callable[[Any], Any], subject: Any) -> None:
     try:
         act(subject)
     except Exception:  # noqa: BLE001 - inference comes first

@@ -148,7 +148,7 @@ class TableExport:
         hour = f"date_trunc('hour', {self._table.time_column})"
         partitioned = is_partitioned(self._table)
         rows = self._cursor.execute(
-            f"SELECT {partition_name('hour' if partitioned else None)}, number, total FROM ("  # noqa: S608
+            f"SELECT {partition_name('hour' if partitioned else None)}, number, total FROM ("
             f"SELECT {hour if partitioned else 'NULL'} AS hour, count(*) AS number,"
             f" {f'sum({COMMIT_COLUMN})' if self._has_commits() else '0'} AS total"
             f" FROM {quoted(self._table.name)} WHERE {condition} GROUP BY 1)"
@@ -169,17 +169,17 @@ def newest_commit(cursor: duckdb.DuckDBPyConnection, tables: Sequence[Table]) ->
         return int(counted[0])
     names = [table.name for table in tables if COMMIT_COLUMN in table.column_names]
     union = " UNION ALL ".join(
-        f"SELECT max({COMMIT_COLUMN}) AS newest FROM {quoted(name)}"  # noqa: S608 (declared names)
+        f"SELECT max({COMMIT_COLUMN}) AS newest FROM {quoted(name)}"
         for name in (*names, REMOVALS_TABLE)
     )
-    found = cursor.execute(f"SELECT max(newest) FROM ({union})").fetchone()  # noqa: S608
+    found = cursor.execute(f"SELECT max(newest) FROM ({union})").fetchone()
     return NOTHING_EXPORTED if found is None or found[0] is None else int(found[0])
 
 
 def removed_before(cursor: duckdb.DuckDBPyConnection, since: int, commit_id: int) -> dict[str, str]:
     """Tables that have lost old rows since a commit → the first hour that has not."""
     rows = cursor.execute(
-        f"SELECT table_name, {partition_name('removed_before')} FROM retention_marks"  # noqa: S608
+        f"SELECT table_name, {partition_name('removed_before')} FROM retention_marks"
         " WHERE commit_id > ? AND commit_id <= ?",
         [since, commit_id],
     ).fetchall()

@@ -53,7 +53,7 @@ class ParquetWriter:
         root.mkdir(parents=True, exist_ok=True)
         pattern = f"{level}-{self._generation:010d}-{{i}}"
         rows = (
-            f"SELECT {file_expressions(table)}, {partition_expression(table)} AS hour"  # noqa: S608
+            f"SELECT {file_expressions(table)}, {partition_expression(table)} AS hour"
             f" FROM {quoted(table.name)} WHERE {condition}"
         )
         paths = self._copy(
@@ -73,7 +73,7 @@ class ParquetWriter:
             return []
         where = f"table_name = {text_literal(table.name)} AND {condition}"
         row = self._cursor.execute(
-            f"SELECT count(*) FROM {REMOVALS_TABLE} WHERE {where}"  # noqa: S608 (declared names)
+            f"SELECT count(*) FROM {REMOVALS_TABLE} WHERE {where}"
         ).fetchone()
         if row is None or row[0] == 0:
             return []
@@ -81,7 +81,7 @@ class ParquetWriter:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{level}-{self._generation:010d}.parquet"
         self._copy(
-            f"SELECT {ROW_KEY_COLUMN}, max({COMMIT_COLUMN}) AS {COMMIT_COLUMN}"  # noqa: S608
+            f"SELECT {ROW_KEY_COLUMN}, max({COMMIT_COLUMN}) AS {COMMIT_COLUMN}"
             f" FROM {REMOVALS_TABLE} WHERE {where} GROUP BY {ROW_KEY_COLUMN}",
             path,
         )

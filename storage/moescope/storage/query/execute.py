@@ -67,7 +67,7 @@ def _readable(relation: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
         f"{_as_text(index, kind)} AS {name}"
         for index, (kind, name) in enumerate(zip(kinds, names, strict=True))
     )
-    text = f"SELECT {outer} FROM r AS t({inner})"  # noqa: S608 (names are quoted)
+    text = f"SELECT {outer} FROM r AS t({inner})"
     return cast("duckdb.DuckDBPyRelation", relation.query("r", text))
 
 
