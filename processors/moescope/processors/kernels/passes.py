@@ -11,10 +11,12 @@ from moescope.core.vocabulary import Phase, RowFlag
 from moescope.processors.compilation import compiled
 from moescope.processors.kernels.ranks import BLOCK, WORD, ranks_of_block, words_of_block
 from moescope.processors.kernels.records import NO_TIME, NONE
-from moescope.processors.kernels.tally import BYTES, MOST_ROWS_OF_WORDS
+from moescope.processors.kernels.tally import BYTES, MOST_ROWS_OF_WORDS, count_bits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from moescope.processors.kernels.tally import Counters
 
 MOST_WORDS = 1
 """Making more words per row takes longer than counting its ranks one by one."""
@@ -211,23 +213,10 @@ def load_passes(
 
 
 @compiled
-def _count_bits(words: NDArray[np.uint64], counters: NDArray[np.uint64]) -> None:
-    """Byte j of counter b counts bit 8 j + b of at most 255 words."""
-    ones = np.uint64(0x0101010101010101)
-    zero = np.uint64(0)
-    c0, c1, c2, c3, c4, c5, c6, c7 = zero, zero, zero, zero, zero, zero, zero, zero
-    for i in range(len(words)):
-        word = words[i]
-        c0 += word & ones
-        c1 += (word >> np.uint64(1)) & ones
-        c2 += (word >> np.uint64(2)) & ones
-        c3 += (word >> np.uint64(3)) & ones
-        c4 += (word >> np.uint64(4)) & ones
-        c5 += (word >> np.uint64(5)) & ones
-        c6 += (word >> np.uint64(6)) & ones
-        c7 += (word >> np.uint64(7)) & ones
-    counters[0], counters[1], counters[2], counters[3] = c0, c1, c2, c3
-    counters[4], counters[5], counters[6], counters[7] = c4, c5, c6, c7
+def _keep(bits: Counters, counters: NDArray[np.uint64]) -> None:
+    """Write counters one by one: assigning the tuple to a slice takes longer."""
+    counters[0], counters[1], counters[2], counters[3] = bits[0], bits[1], bits[2], bits[3]
+    counters[4], counters[5], counters[6], counters[7] = bits[4], bits[5], bits[6], bits[7]
 
 
 @compiled
@@ -236,7 +225,7 @@ def _largest_of_words(
 ) -> np.uint32:
     """Most of some words [W, .] that share a bit, of at most 255."""
     for word in range(len(words)):
-        _count_bits(words[word, begin:end], counters[word * BYTES : (word + 1) * BYTES])
+        _keep(count_bits(words[word, begin:end]), counters[word * BYTES : (word + 1) * BYTES])
     largest = np.uint8(0)
     for count in counters.view(np.uint8):
         largest = max(largest, count)
@@ -256,7 +245,7 @@ def _add_words(
     for first in range(begin, end, MOST_ROWS_OF_WORDS):
         last = min(first + MOST_ROWS_OF_WORDS, end)
         for word in range(len(words)):
-            _count_bits(words[word, first:last], counters[:BYTES])
+            _keep(count_bits(words[word, first:last]), counters)
             for place in range(BYTES):
                 for bit in range(BYTES):
                     count = (counters[bit] >> np.uint64(BYTES * place)) & byte

@@ -15,22 +15,22 @@ BYTES = 8
 """Counters in a word; also bits of one."""
 
 MOST_ROWS_OF_WORDS = 255
-"""Words that `count_words` can add up: its counters are bytes."""
+"""Words that `count_bits` can add up: its counters are bytes."""
+
+Counters = tuple[
+    np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64, np.uint64
+]
+"""Eight counters in each of eight words."""
 
 
 @compiled
-def count_words(
-    words: NDArray[np.uint64], table: NDArray[np.uint16], target: NDArray[np.uint16]
-) -> None:
-    """Count ranks below 64 from words that have a bit per rank.
+def count_bits(words: NDArray[np.uint64]) -> Counters:
+    """Count the bits of words by their places: byte j of counter b counts bit 8 j + b.
 
-    Byte j of counter b counts bit 8 j + b: eight additions per row, whatever top_k is.
+    Eight additions per word, however many bits it has.
 
     Args:
         words: uint64 [rows], at most `MOST_ROWS_OF_WORDS`.
-        table: uint16 [a multiple of 8, at most 64], rank to expert; where no row has the rank,
-            any expert.
-        target: uint16 [E], added to.
     """
     ones = np.uint64(0x0101010101010101)
     zero = np.uint64(0)
@@ -45,6 +45,22 @@ def count_words(
         c5 += (word >> np.uint64(5)) & ones
         c6 += (word >> np.uint64(6)) & ones
         c7 += (word >> np.uint64(7)) & ones
+    return c0, c1, c2, c3, c4, c5, c6, c7
+
+
+@compiled
+def count_words(
+    words: NDArray[np.uint64], table: NDArray[np.uint16], target: NDArray[np.uint16]
+) -> None:
+    """Count ranks below 64 from words that have a bit per rank.
+
+    Args:
+        words: uint64 [rows], at most `MOST_ROWS_OF_WORDS`.
+        table: uint16 [a multiple of 8, at most 64], rank to expert; where no row has the rank,
+            any expert.
+        target: uint16 [E], added to.
+    """
+    c0, c1, c2, c3, c4, c5, c6, c7 = count_bits(words)
     byte = np.uint64(0xFF)
     for first in range(0, len(table), BYTES):
         place = np.uint64(first)
