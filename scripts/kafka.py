@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.kafka_broker import FETCH_LIBRARIES, BrokerError, KafkaBroker  # noqa: E402
+from support.kafka_broker import FETCH_LIBRARIES, BrokerError, KafkaBroker
 
 
 def main() -> int:

@@ -19,10 +19,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.batches import START_US, make_batch, make_header, make_heartbeat, make_ids  # noqa: E402
-from support.plain_batches import plain_batch  # noqa: E402
+from support.batches import START_US, make_batch, make_header, make_heartbeat, make_ids
+from support.plain_batches import plain_batch
 
-from moescope.core.batch import (  # noqa: E402
+from moescope.core.batch import (
     SEVERAL_RANKS,
     DropCounters,
     Placement,
@@ -33,8 +33,8 @@ from moescope.core.batch import (  # noqa: E402
     TokenBlocks,
     Tokens,
 )
-from moescope.core.clock import END_OF_TIME  # noqa: E402
-from moescope.core.vocabulary import (  # noqa: E402
+from moescope.core.clock import END_OF_TIME
+from moescope.core.vocabulary import (
     Fidelity,
     Origin,
     Phase,
@@ -43,7 +43,7 @@ from moescope.core.vocabulary import (  # noqa: E402
     ScoreKind,
     TokenIdKind,
 )
-from moescope.core.wire import encode_batch  # noqa: E402
+from moescope.core.wire import encode_batch
 
 FOLDER = ROOT / "tests" / "vectors" / "wire-v1"
 

@@ -504,7 +504,7 @@ class Recorder:
         self, directory: Path, geometry: Geometry, node: str | None, incarnation: int | None
     ) -> None:
         # Here, for an engine that only imports this module shall not wait for the checksums.
-        from moescope.producers.recording.folder import open_ring  # noqa: PLC0415
+        from moescope.producers.recording.folder import open_ring  # noqa: PLC0415 - it loads the checksums
 
         ring, profile, self._node_file = open_ring(
             directory, self.profile, geometry, node=node, incarnation=incarnation,

@@ -153,7 +153,7 @@ def _groups_of_model(
 ) -> Iterator[_Group]:
     try:
         if not isinstance(sections, dict) or not isinstance(sections[section], dict):
-            raise RejectedLineError("a model without sections of counts", model)  # noqa: TRY301
+            raise RejectedLineError("a model without sections of counts", model)
         is_top1 = section == "expert_counts_top1"
         k = 1 if is_top1 else _top_k(model, sections, top_k)
     except RejectedLineError as error:

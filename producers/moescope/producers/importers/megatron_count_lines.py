@@ -97,7 +97,7 @@ def _batches_of(value: Any) -> NDArray[np.int64]:
         counts = np.array(value)
     except (ValueError, OverflowError) as error:
         raise RejectedLineError("ragged counts", str(error)[:200]) from error
-    is_table = counts.ndim == 2 and 1 <= counts.shape[1] <= MAX_EXPERTS  # noqa: PLR2004
+    is_table = counts.ndim == 2 and 1 <= counts.shape[1] <= MAX_EXPERTS  # noqa: PLR2004 - a table
     if not is_table or not np.issubdtype(counts.dtype, np.integer):
         raise RejectedLineError("counts that are no whole numbers", f"shape {counts.shape}")
     if int(counts.min()) < 0 or int(counts.max()) > LARGEST_TOKENS:

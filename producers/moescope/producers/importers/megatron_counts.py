@@ -176,11 +176,11 @@ def _steps(
                 continue
             group, place = divmod(within // replicas, sharing)
             if options["recomputed"] and not line.comes_in_pairs:
-                raise RejectedLineError("micro-batches that do not come in pairs")  # noqa: TRY301
+                raise RejectedLineError("micro-batches that do not come in pairs")
             key = router.head >= 0, line.step, group
             parts = steps.setdefault(key, _Step(line)).parts
             if (router, place) in parts:
-                raise RejectedLineError("the same step again", f"iter {line.step}")  # noqa: TRY301
+                raise RejectedLineError("the same step again", f"iter {line.step}")
             parts[router, place] = line.batches.sum(axis=0) // (1 + options["recomputed"])
         except RejectedLineError as error:
             rejects.add(line.number, in_file(error, line.file))

@@ -158,7 +158,7 @@ def _units(
             key = router.head >= 0, record.step, within, nth
             found = pieces.setdefault(key, _Pieces(record))
             if router in found.by_router:
-                raise RejectedLineError(  # noqa: TRY301
+                raise RejectedLineError(
                     "the same layer of another rank", "are ranks of several stages meant?"
                 )
             found.by_router[router] = record.ids

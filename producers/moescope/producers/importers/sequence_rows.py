@@ -126,18 +126,18 @@ def _read(
         of_line[line] += 1
         try:
             if not isinstance(response, dict):
-                raise RejectedLineError("a response that is no object")  # noqa: TRY301
+                raise RejectedLineError("a response that is no object")
             nth = of_line[line]
             name = f"response-{line}" if nth == 1 else f"response-{line}-{nth}"
             found = list(take_apart(response, name))
             for sequence in found:
                 shape = shape or sequence.routes.shape[1:]
                 if sequence.routes.shape[1:] != shape:
-                    raise RejectedLineError(  # noqa: TRY301
+                    raise RejectedLineError(
                         "another shape than the first response", str(sequence.routes.shape)
                     )
                 if sequence.request in names:
-                    raise RejectedLineError("the same response again", sequence.request)  # noqa: TRY301
+                    raise RejectedLineError("the same response again", sequence.request)
         except RejectedLineError as error:
             rejects.add(line, error)
             continue

@@ -197,7 +197,7 @@ def _detailed(
     positions = _positions(archive, fields.get("positions"))
     view = fields["topk_ids_of_layer"]
     ids = _integers(archive, view) if isinstance(view, TensorView) else None
-    if ids is None or ids.ndim != 3 or ids.shape[:2] != (shape[0], len(positions)):  # noqa: PLR2004
+    if ids is None or ids.ndim != 3 or ids.shape[:2] != (shape[0], len(positions)):  # noqa: PLR2004 - layers, tokens, choices
         raise RejectedLineError("no ids of all layers and tokens", f"{len(positions)} tokens")
     if ids.size and (int(ids.min()) < -1 or int(ids.max()) >= shape[1]):
         raise RejectedLineError(

@@ -96,7 +96,7 @@ class _Machine:
             ord("("): lambda: push(_MARK),
             ord("N"): lambda: push(None),
             0x88: lambda: push(True),  # noqa: FBT003 (a value)
-            0x89: lambda: push(False),  # noqa: FBT003
+            0x89: lambda: push(False),  # noqa: FBT003 - as above
             ord("]"): lambda: push([]),
             ord("}"): lambda: push({}),
             ord(")"): lambda: push(()),

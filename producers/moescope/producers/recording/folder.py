@@ -96,7 +96,7 @@ def _unusable(directory: Path, error: OSError) -> RingCreateError:
     for link in (directory, *directory.parents):
         target = os.path.realpath(link)
         # Of such a link the system says "File exists". These functions of `os` never raise.
-        if os.path.islink(link) and not os.path.lexists(target):  # noqa: PTH114
+        if os.path.islink(link) and not os.path.lexists(target):  # noqa: PTH114 - pathlib's may raise
             return RingCreateError(
                 what,
                 why=f"{link} is a link to {target}, which is not there. In a memory file system "

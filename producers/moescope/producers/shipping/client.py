@@ -12,6 +12,7 @@ from moescope.core.kafka import TopicMissingError, explain, open_admin, open_pro
 from moescope.core.kafka.ending import end_producer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from queue import Queue
 
     from moescope.core.settings import Settings
@@ -115,7 +116,9 @@ class KafkaClients:
         for thread in self._retiring:
             thread.join(CLOSE_SECONDS)
 
-    def _aside(self, target: Any, *arguments: Any, name: str) -> threading.Thread:  # noqa: ANN401
+    def _aside(
+        self, target: Callable[..., None], *arguments: object, name: str
+    ) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
         thread.start()
         return thread
@@ -158,8 +161,8 @@ class KafkaClients:
         known.__cause__ = known.__context__ = None
         return known.with_traceback(None)
 
-    def _find_topic(self, producer: Any) -> None:  # noqa: ANN401
-        import kafka.errors  # noqa: PLC0415
+    def _find_topic(self, producer: Any) -> None:  # noqa: ANN401 - untyped library
+        import kafka.errors  # noqa: PLC0415 - loaded with the client
 
         doing = f"looking for {self.topic}"
         try:
@@ -177,7 +180,7 @@ class KafkaClients:
 
     def _raise_if_missing(self) -> None:
         """The client only knows that it heard of no topic in time: ask for the list."""
-        import kafka.errors  # noqa: PLC0415
+        import kafka.errors  # noqa: PLC0415 - loaded with the client
 
         admin = open_admin(self._settings)
         try:

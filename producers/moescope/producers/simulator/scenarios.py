@@ -29,6 +29,8 @@ from moescope.producers.simulator.scenario import Scenario, TrafficSpec, Trainin
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from moescope.producers.simulator.incidents import FaultKind
+
 _UNCACHED = EngineSpec(prefix_caching=False)
 _CACHED = EngineSpec(prefix_caching=True)
 _BUSY = EngineSpec(prefix_caching=False, max_concurrency=32)
@@ -127,19 +129,20 @@ def _incident_scenarios() -> Iterator[Scenario]:
         "Some experts trade places in every layer under an unchanged revision.",
         SilentRoutingChange(name=""),
     )
-    for fault, description in (
+    faults: tuple[tuple[FaultKind, str], ...] = (
         ("zero_layer", "A fused kernel bypasses the hook: one layer reads as zeros."),
         ("duplicate_ids", "A third of the rows repeats an expert."),
         ("warmup_rows", "Warm-up rows, marked as such."),
         ("unmarked_warmup_rows", "Identical warm-up rows, passed off as prompts."),
         ("padding_rows", "Padding rows, flagged."),
-    ):
+    )
+    for fault, description in faults:
         yield from _with_twin(
             f"engine_fault_{fault}",
             description,
             EngineFault(
                 name="",
-                fault=fault,  # type: ignore[arg-type]
+                fault=fault,
                 layers=(7,),
                 share=1.0 if fault == "zero_layer" else 1.0 / 3.0,
             ),

@@ -25,7 +25,7 @@ def register() -> None:
     if not os.environ.get(DIRECTORY_VARIABLE, "").strip():
         return
     try:
-        from moescope.producers.vllm_plugin.workers import watch_workers  # noqa: PLC0415
+        from moescope.producers.vllm_plugin.workers import watch_workers  # noqa: PLC0415 - only where it is asked for
 
         watch_workers()
     except Exception:  # noqa: BLE001 - inference comes first

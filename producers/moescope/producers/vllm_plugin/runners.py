@@ -83,7 +83,7 @@ class LayoutV1:
             self._latest = decide(*args, **kwargs)
             return self._latest
 
-        self._runner._determine_batch_execution_and_padding = decide_and_note  # noqa: SLF001
+        self._runner._determine_batch_execution_and_padding = decide_and_note  # noqa: SLF001 - nothing public tells
 
 
 class LayoutV2:
