@@ -274,7 +274,7 @@ def _check_quantised(name: str, quantised: Quantised, shape: tuple[int, ...]) ->
     if dtype is None:
         raise BatchError(f"{name}.bits is {quantised.bits!r}, not 4, 8 or 16")
     _check_array(f"{name}.codes", quantised.codes, dtype, shape)
-    if quantised.bits == 4 and int(quantised.codes.max()) >= _UNPACKED_4_BIT_CODES:  # noqa: PLR2004
+    if quantised.bits == 4 and int(quantised.codes.max()) >= _UNPACKED_4_BIT_CODES:  # noqa: PLR2004 - a width in bits
         raise BatchError(f"{name}.codes has a code over 15 although bits is 4")
 
 

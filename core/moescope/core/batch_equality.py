@@ -35,7 +35,7 @@ def batches_equal(first: RoutingBatch, second: RoutingBatch) -> bool:
     ) and _same_routes(first.routes, second.routes)
 
 
-def _same(first: Any, second: Any) -> bool:  # noqa: ANN401
+def _same(first: Any, second: Any) -> bool:  # noqa: ANN401 - parts of every type
     if type(first) is not type(second):
         return False
     if isinstance(first, np.ndarray):

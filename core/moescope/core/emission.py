@@ -451,7 +451,7 @@ class CommitHook(Protocol):
         """Forget what is in memory: it may disagree with the file."""
         ...
 
-    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401
+    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401 - DuckDB is not imported here
         """Inside the transaction, after everything else; what it writes commits with the rest.
 
         Args:

@@ -26,5 +26,5 @@ def _escaped(character: str) -> str:
         return _ESCAPES[character]
     if unicodedata.category(character) in _HIDDEN_CATEGORIES or character in _BIDI:
         code = ord(character)
-        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"  # noqa: PLR2004
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"  # noqa: PLR2004 - two hexadecimal digits
     return character

@@ -133,9 +133,9 @@ def _replication(value: object) -> int:
 
 def _clock_time(value: object) -> str:
     hours, colon, minutes = _text(value).partition(":")
-    if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):  # noqa: PLR2004
+    if not (colon and hours.isdecimal() and minutes.isdecimal() and len(minutes) == 2):  # noqa: PLR2004 - two digits
         raise ValueError("expected a time of day such as 03:00")
-    if int(hours) >= 24 or int(minutes) >= 60:  # noqa: PLR2004
+    if int(hours) >= 24 or int(minutes) >= 60:  # noqa: PLR2004 - of a day, of an hour
         raise ValueError("expected a time of day from 00:00 to 23:59")
     return f"{int(hours):02}:{minutes}"
 

@@ -84,7 +84,7 @@ def finish_counts(
     Raises:
         InputError: Shapes or types do not fit together, or k is not in 1 … E.
     """
-    if counts.ndim != 3 or counts.dtype.kind != "u" or counts.dtype.itemsize == 1:  # noqa: PLR2004
+    if counts.ndim != 3 or counts.dtype.kind != "u" or counts.dtype.itemsize == 1:  # noqa: PLR2004 - windows, layers, experts
         raise InputError(
             "Counts must be uint16, uint32 or uint64 [windows, layers, experts].",
             why=f"They are {counts.dtype} {counts.shape}.",

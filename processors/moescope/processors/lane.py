@@ -136,7 +136,7 @@ class Lane:
     ) -> RowAccount:
         tokens, routes = batch.tokens, batch.routes
         assert tokens is not None  # noqa: S101 (narrowing; the batch was validated)
-        assert routes is not None  # noqa: S101
+        assert routes is not None  # noqa: S101 - as above
         account, status = classify_rows(tokens.phase, tokens.flags)
         status[list(stale)] = SKIPPED
         total = len(tokens)
@@ -186,7 +186,7 @@ class Lane:
             )  # fmt: skip
 
         cell_of_row = self._run(
-            batch, offset, live, account,
+            batch, offset, account, live=live,
             request=tokens.request, position=tokens.position,
             row_tokens=np.ones(total, np.int32), phase=tokens.phase, status=status,
             flags=tokens.flags, identical=identical, first_time=times, last_time=times,
@@ -237,7 +237,7 @@ class Lane:
                     dropped[:] = UNKNOWN_DROPS
 
             self._run(
-                batch, offset, live, account,
+                batch, offset, account, live=live,
                 request=blocks.request, position=blocks.start_position,
                 row_tokens=blocks.tokens, phase=blocks.phase, status=status,
                 flags=blocks.flags, identical=np.zeros(total, np.bool_),
@@ -259,9 +259,9 @@ class Lane:
         self,
         batch: RoutingBatch,
         offset: int,
-        live: bool,  # noqa: FBT001
         account: RowAccount,
         *,
+        live: bool,
         request: NDArray[np.int32],
         position: NDArray[np.int32],
         row_tokens: NDArray[np.int32],

@@ -8,7 +8,7 @@ stays open.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 OPEN_BYTES = 32 << 20
 FEWEST_OPEN = 16
+_Pane = TypeVar("_Pane")
 _NO_STEPS = np.zeros(0, np.int64)
 
 
@@ -282,7 +283,7 @@ class PassPanes:
                 _add_to(self.by_step, (pane, phase), pass_sums(imbalance))
 
 
-def _add_to(panes: dict[Any, PassSums], key: Any, sums: PassSums) -> None:  # noqa: ANN401
+def _add_to(panes: dict[_Pane, PassSums], key: _Pane, sums: PassSums) -> None:
     known = panes.get(key)
     panes[key] = sums if known is None else add_pass_sums([known, sums])
 

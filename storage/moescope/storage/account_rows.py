@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import duckdb
     import pyarrow as pa
+    from _typeshed import DataclassInstance
 
     from moescope.core.emission import (
         BatchAccount,
@@ -29,12 +30,11 @@ if TYPE_CHECKING:
 _INCOMING = "incoming_keys"
 
 
-def _values(record: object, commit_id: int) -> dict[str, Any]:
+def _values(record: DataclassInstance, commit_id: int) -> dict[str, Any]:
     """Fields of a dataclass under the names of the columns."""
     names = {"offset": "log_offset", "append_time_us": "append_time"}
     values = {
-        names.get(field.name, field.name): getattr(record, field.name)
-        for field in fields(record)  # type: ignore[arg-type]
+        names.get(field.name, field.name): getattr(record, field.name) for field in fields(record)
     }
     return {**values, "commit_id": commit_id}
 

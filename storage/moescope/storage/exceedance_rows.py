@@ -73,7 +73,7 @@ def merge_exceedances(
 
 
 def _exceedance(value: float | None, *others: object) -> Exceedance:
-    return Exceedance(-math.inf if value is None else value, *others)  # type: ignore[arg-type]
+    return Exceedance(-math.inf if value is None else value, *others)  # type: ignore[arg-type]  # the other columns
 
 
 def _key_columns(keys: Sequence[ExceedanceKey]) -> dict[str, pa.Array]:

@@ -56,7 +56,7 @@ class Connections:
             return connection
         self._seen.add(connection)
         # There is no other sign of what a connection is at when it ends.
-        authenticate = connection._sasl_authenticate  # noqa: SLF001
+        authenticate = connection._sasl_authenticate  # noqa: SLF001 - nothing public tells
         end = connection.connection_lost
         is_checked = False
 
@@ -73,7 +73,7 @@ class Connections:
         def failed(error: BaseException) -> None:
             self._failed(error, is_checked=is_checked)
 
-        connection._sasl_authenticate = check  # noqa: SLF001
+        connection._sasl_authenticate = check  # noqa: SLF001 - same reason
         connection.connection_lost = ended
         connection.init_future.add_callback(self._succeeded)
         connection.init_future.add_errback(failed)
@@ -90,7 +90,7 @@ class Connections:
         self._ended_checks = 0
 
     def _failed(self, error: BaseException, *, is_checked: bool) -> None:
-        from kafka.errors import KafkaTimeoutError, RequestTimedOutError  # noqa: PLC0415
+        from kafka.errors import KafkaTimeoutError, RequestTimedOutError  # noqa: PLC0415 - loaded with the client
 
         # The last attempt is cut short where the client's own time ends: that says nothing.
         says_little = isinstance(error, KafkaTimeoutError | RequestTimedOutError)
@@ -111,7 +111,7 @@ def _is_end(error: BaseException | None) -> bool:
 
 
 def _refusal() -> BaseException:
-    from kafka.errors import SaslAuthenticationFailedError  # noqa: PLC0415
+    from kafka.errors import SaslAuthenticationFailedError  # noqa: PLC0415 - loaded with the client
 
     refusal: BaseException = SaslAuthenticationFailedError(
         "The broker ended the connection when it had got the password."

@@ -76,7 +76,7 @@ class Kinds:
 def _field_names(kind: type) -> tuple[str, ...]:
     if is_dataclass(kind):
         return tuple(each.name for each in fields(kind) if each.init)
-    return tuple(kind._fields)  # type: ignore[attr-defined]
+    return tuple(kind._fields)  # type: ignore[attr-defined]  # a named tuple
 
 
 def required_fields(kind: type) -> frozenset[str]:
@@ -87,4 +87,4 @@ def required_fields(kind: type) -> frozenset[str]:
             for each in fields(kind)
             if each.init and each.default is MISSING and each.default_factory is MISSING
         )
-    return frozenset(kind._fields) - frozenset(kind._field_defaults)  # type: ignore[attr-defined]
+    return frozenset(kind._fields) - frozenset(kind._field_defaults)  # type: ignore[attr-defined]  # a named tuple

@@ -185,7 +185,7 @@ class TransactionalStore:
         emission: Emission,
         claim: object,
     ) -> None:
-        def send(topic: str, key: bytes, value: bytes | None, headers: Any) -> Any:  # noqa: ANN401
+        def send(topic: str, key: bytes, value: bytes | None, headers: Any) -> Any:  # noqa: ANN401 - untyped library
             return producer.send(topic, value, key, list(headers), 0)
 
         producer.begin_transaction()

@@ -18,7 +18,7 @@ class Change(NamedTuple):
     numbers: frozenset[int]
 
 
-class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
+class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # untyped library
     """Notes changes; does no more, since the client's heartbeats wait meanwhile.
 
     Args:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _popcount(_: Any, __: Any) -> Any:  # noqa: ANN401 (what numba hands over has no types)
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:  # noqa: ANN401
+    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:  # noqa: ANN401 - as above
         return builder.ctpop(arguments[0])
 
     return types.int64(types.uint64), generate

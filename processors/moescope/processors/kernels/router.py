@@ -140,7 +140,7 @@ def add_pairs(
     pairs: NDArray[np.int64],
     bad: NDArray[np.uint8],
     any_bad: bool,  # noqa: FBT001 (a compiled function takes no keywords)
-    ranked: bool,  # noqa: FBT001
+    ranked: bool,  # noqa: FBT001 - as above
     begin: int,
     end: int,
     out: NDArray[np.int64],

@@ -46,6 +46,6 @@ class QueryResult:
         whole = [
             name
             for name, kind in frame.schema.items()
-            if isinstance(kind, pl.Decimal) and kind.precision == 38 and kind.scale == 0  # noqa: PLR2004
+            if isinstance(kind, pl.Decimal) and kind.precision == 38 and kind.scale == 0  # noqa: PLR2004 - HUGEINT's
         ]
         return frame.with_columns(pl.col(whole).cast(pl.Int128)) if whole else frame
