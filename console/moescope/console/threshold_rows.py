@@ -179,7 +179,7 @@ def _check_same_scope(reader: Reader, old: str, new: str) -> None:
     fields = ThresholdScope._fields
     scopes = [
         reader.one(
-            f"SELECT {', '.join(fields)} FROM threshold_versions WHERE version = ?",  # noqa: S608
+            f"SELECT {', '.join(fields)} FROM threshold_versions WHERE version = ?",  # noqa: S608 - names of our own
             [version],
             f"There is no threshold version {version!r}.",
         )

@@ -41,7 +41,7 @@ def carry_out(order: Order, parts: OpenedStore) -> dict[str, Any]:
 
 
 @singledispatch
-def _carry_out(change: Change, order: Order, parts: OpenedStore) -> dict[str, Any]:  # noqa: ARG001
+def _carry_out(change: Change, order: Order, parts: OpenedStore) -> dict[str, Any]:  # noqa: ARG001 - one signature for all changes
     raise InternalError(f"Nobody knows how to carry out {change.action!r}.")
 
 

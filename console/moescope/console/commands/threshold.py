@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -225,12 +225,12 @@ def rollback(
     )
 
 
-def _print_version(document: dict[str, object], lines: LineFilter) -> None:
+def _print_version(document: dict[str, Any], lines: LineFilter) -> None:
     from moescope.console.threshold_rows import LINE_HEAD, SUMMARY_HEAD, line_cells, summary_cells
 
-    print_pairs(document["head"])  # type: ignore[arg-type]
+    print_pairs(document["head"])
     print()
     if lines.is_set:
-        print_table(LINE_HEAD, [line_cells(row) for row in document["lines"]])  # type: ignore[attr-defined]
+        print_table(LINE_HEAD, [line_cells(row) for row in document["lines"]])
     else:
-        print_table(SUMMARY_HEAD, [summary_cells(row) for row in document["summary"]])  # type: ignore[attr-defined]
+        print_table(SUMMARY_HEAD, [summary_cells(row) for row in document["summary"]])

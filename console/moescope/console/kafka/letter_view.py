@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _SHOWN_BYTES: Final = 256
 _LINE: Final = 16
+_PRINTABLE: Final = range(32, 127)
 
 
 def letter_row(found: FoundLetter) -> dict[str, Any]:
@@ -85,6 +86,6 @@ def hex_view(payload: bytes, most: int = _SHOWN_BYTES) -> list[str]:
     lines = []
     for place in range(0, min(len(payload), most), _LINE):
         piece = payload[place : place + _LINE]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)  # noqa: PLR2004
+        text = "".join(chr(byte) if byte in _PRINTABLE else "." for byte in piece)
         lines.append(f"{place:08x}  {piece.hex(' '):<47}  {text}")
     return lines

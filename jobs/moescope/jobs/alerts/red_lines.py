@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.exceedance import SLOT_US
@@ -13,6 +13,8 @@ from moescope.jobs.alerts.slot_work import SlotWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import duckdb
 
     from moescope.core.clock import Clock
     from moescope.core.emission import CommitFacts
@@ -67,7 +69,7 @@ class RedLines:
         """Forget what is in memory; it is read again at the next commit."""
         self._memory = None
 
-    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401
+    def committing(self, connection: duckdb.DuckDBPyConnection, facts: CommitFacts) -> None:
         """Judge the slots that became final, inside the transaction.
 
         Args:

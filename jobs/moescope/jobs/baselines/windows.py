@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import duckdb
     import pyarrow as pa
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
     from moescope.jobs.baselines.selection import Baseline, Span
 
@@ -282,7 +282,7 @@ def _is_layer_by_layer(table: pa.Table, layers: Sequence[int]) -> bool:
     return True
 
 
-def _numbers(table: pa.Table, name: str, dtype: Any, null: Any = None) -> NDArray[Any]:  # noqa: ANN401
+def _numbers(table: pa.Table, name: str, dtype: DTypeLike, null: object = None) -> NDArray[Any]:
     column = table.column(name)
     if null is not None:
         column = column.fill_null(null)

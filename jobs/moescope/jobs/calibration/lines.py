@@ -203,7 +203,7 @@ def _estimate(
         source = _source(units, layers)
         for name in wanted:
             # Outward: a value that equals the line must not be past it by a rounding error.
-            outward = _ROUNDING if LEVELS[name] > 0.5 else -_ROUNDING  # noqa: PLR2004
+            outward = _ROUNDING if LEVELS[name] > 0.5 else -_ROUNDING  # noqa: PLR2004 - the median
             quantiles[name] = tuple(
                 centre + spread * (each + outward)
                 for each in standardised.quantile(LEVELS[name], source)

@@ -123,5 +123,5 @@ def _bounded(
 ) -> http.client.HTTPConnection:
     connection = kind(host, **arguments)
     # The library's hook for the bare connection: TLS and a proxy's tunnel come after it.
-    connection._create_connection = deadline.connect  # type: ignore[attr-defined]  # noqa: SLF001
+    connection._create_connection = deadline.connect  # type: ignore[attr-defined]  # noqa: SLF001 - it has no public one
     return connection

@@ -29,7 +29,7 @@ def paging_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[Paging]:
         " ORDER BY phase, window_kind, size, stride, scope_kind, family",
         [head.version],
     )
-    return [Paging(**dict(zip(columns, row, strict=True))) for row in rows]  # type: ignore[typeddict-item]
+    return [Paging(**dict(zip(columns, row, strict=True))) for row in rows]  # type: ignore[typeddict-item]  # columns are its fields
 
 
 def timeline_facts(cursor: duckdb.DuckDBPyConnection, head: Head) -> list[Timeline]:

@@ -59,7 +59,7 @@ def layers_picture(each: KeyLines, line: Line, layers: Sequence[int]) -> Picture
     ]
     for name, *sides in _LINES:
         for side, _ in sides:
-            rows += [(layer, name, *ends) for layer, ends in _per_layer(line[side], layers)]  # type: ignore[literal-required]
+            rows += [(layer, name, *ends) for layer, ends in _per_layer(line[side], layers)]  # type: ignore[literal-required]  # `_LINES` names fields
     schema = {
         "layer": pl.Int64, "line": pl.String, "value": pl.Float64, "low": pl.Float64,
         "high": pl.Float64,
@@ -81,7 +81,7 @@ def distribution_picture(values: Distribution, line: Line, layers: Sequence[int]
     rows: list[tuple[str, str, float, float | None, float | None]] = []
     for name, *sides in _LINES:
         for side, quantile in sides:
-            ends: Ends | None = line[side]  # type: ignore[literal-required]
+            ends: Ends | None = line[side]  # type: ignore[literal-required]  # `_LINES` names fields
             where = None if ends is None else ends["at"][at]
             if ends is not None and where is not None:
                 rows.append(
@@ -148,7 +148,7 @@ def timeline_picture(timeline: Timeline, rules: Sequence[Paging]) -> Picture | N
     """The paging statistic against its rule; None where the rule is gone."""
     same = ("phase", "window_kind", "size", "stride", "scope_kind", "family")
     for rule in rules:
-        if all(rule[name] == timeline[name] for name in same):  # type: ignore[literal-required]
+        if all(rule[name] == timeline[name] for name in same):  # type: ignore[literal-required]  # `same` names fields of both
             title = f"Family {timeline['family']}, {timeline['phase']}"
             if timeline["scope_value"]:
                 title += f", {timeline['scope_value']}"

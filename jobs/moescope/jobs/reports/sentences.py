@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from moescope.core.thresholds import Standing
 from moescope.core.vocabulary import WindowKind
@@ -125,10 +125,10 @@ def _standing(judged: Sequence[KeyLines]) -> str:
     )
 
 
-def inside_band(rate: Rate, level: str) -> bool:
+def inside_band(rate: Rate, level: Literal["warn", "red"]) -> bool:
     """Whether a held-out rate is what chance allows; without a band nothing says otherwise."""
-    band = rate[f"{level}_band"]  # type: ignore[literal-required]
-    return band is None or bool(band[0] <= rate[level] <= band[1])  # type: ignore[literal-required]
+    band = rate["warn_band"] if level == "warn" else rate["red_band"]
+    return band is None or bool(band[0] <= rate[level] <= band[1])
 
 
 def _held_out(fired: Fired) -> list[str]:

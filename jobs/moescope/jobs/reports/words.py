@@ -20,7 +20,7 @@ def figure(value: float | None) -> str:
     if value and abs(value) < 1e-4:  # noqa: PLR2004 (four zeros after the point are the most one reads)
         return f"{value:.2e}".replace("e-0", "e-")
     text = f"{value:.3g}"
-    return f"{value:,.0f}" if "e" in text or abs(value) >= 1000 else text  # noqa: PLR2004
+    return f"{value:,.0f}" if "e" in text or abs(value) >= 1000 else text  # noqa: PLR2004 - more than three digits
 
 
 def count(value: float) -> str:
@@ -38,7 +38,7 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return NOTHING
     value = 100 * share
-    return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.2g} %"  # noqa: PLR2004
+    return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.2g} %"  # noqa: PLR2004 - two digits
 
 
 def span(seconds: float) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from moescope.jobs.scheduler.job import Job, JobContext, JobResult
 from moescope.jobs.scheduler.schedule import Daily, Every
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from moescope.core.settings import Settings
 
 _RED_LINES_SQL: Final = """
     SELECT (SELECT max(slot) FROM exceedances) AS last_slot,
@@ -26,7 +26,7 @@ _DELIVER_SQL: Final = """
 PATTERNS_EVERY: Final = Every(60)
 
 
-def declared_jobs(settings: Mapping[str, Any] | Any) -> tuple[Job, ...]:  # noqa: ANN401
+def declared_jobs(settings: Settings) -> tuple[Job, ...]:
     """The jobs, with the times that the settings give them."""
     calibrate_at, report_at, retention_at = (
         Daily.at(settings[f"jobs.{name}_at"]) for name in ("calibrate", "report", "retention")

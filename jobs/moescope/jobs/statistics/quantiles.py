@@ -130,7 +130,7 @@ class RankedWindows:
                 (⌊(n + 1)p⌋, the rank that is as far from the other end).
             confidence: Of the two-sided interval.
         """
-        if p < 0.5:  # noqa: PLR2004
+        if p < 0.5:  # noqa: PLR2004 - the median
             if self._mirror is None:
                 values, weights, units = self._given
                 self._mirror = RankedWindows(-values, weights, units)

@@ -38,7 +38,7 @@ def layers_picture(report: ComparisonReport) -> Picture:
         (layer["layer"], name, *_ends(estimate))
         for name, (field, _, _) in _SERIES.items()
         for layer in report["layers"]
-        if (estimate := layer[field]) is not None  # type: ignore[literal-required]
+        if (estimate := layer[field]) is not None  # type: ignore[literal-required]  # `_SERIES` names fields
     ]
     frame = pl.DataFrame(rows, schema={"place": pl.Int64, "line": pl.String, **_SPAN}, orient="row")
     present = [name for name in _SERIES if name in set(frame["line"].to_list())]
@@ -52,7 +52,7 @@ def layers_picture(report: ComparisonReport) -> Picture:
 def counts_picture(report: ComparisonReport) -> Picture:
     """What count metrics see of the same tokens."""
     rows = [
-        (layer["layer"], name, layer[field])  # type: ignore[literal-required]
+        (layer["layer"], name, layer[field])  # type: ignore[literal-required]  # `_COUNTS` names fields
         for name, (field, _, _) in _COUNTS.items()
         for layer in report["layers"]
     ]
