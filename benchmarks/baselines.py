@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 ONE_THREAD = 1
 
@@ -16,14 +16,14 @@ ONE_THREAD = 1
 def polars_with_threads(threads: int) -> Any:  # noqa: ANN401 (the module)
     """Import polars; its number of threads is settled by the first import of a process."""
     os.environ["POLARS_MAX_THREADS"] = str(threads)
-    import polars as pl  # noqa: PLC0415
+    import polars as pl  # noqa: PLC0415 - after its threads are settled
 
     return pl
 
 
 def duckdb_with_threads(threads: int) -> Any:  # noqa: ANN401 (an untyped connection)
     """An in-memory DuckDB."""
-    import duckdb  # noqa: PLC0415
+    import duckdb  # noqa: PLC0415 - only where it is measured
 
     connection = duckdb.connect()
     connection.execute(f"SET threads = {threads}")
@@ -67,7 +67,7 @@ class NumpyCounts:
         return int(self._windows * self._experts)
 
 
-def assignment_rows(pl: Any, ids: NDArray[np.uint8], window: int) -> Any:  # noqa: ANN401
+def assignment_rows(pl: Any, ids: NDArray[np.uint8], window: int) -> Any:  # noqa: ANN401 - polars, loaded late
     """One row per assignment: layer, window, expert, in the smallest types."""
     tokens, layers, top_k = ids.shape
     by_layer = ids.transpose(1, 0, 2)
@@ -81,7 +81,7 @@ def assignment_rows(pl: Any, ids: NDArray[np.uint8], window: int) -> Any:  # noq
     )
 
 
-def counts_from_rows(shape: tuple[int, int, int], *columns: Any) -> NDArray[np.int64]:  # noqa: ANN401
+def counts_from_rows(shape: tuple[int, int, int], *columns: ArrayLike) -> NDArray[np.int64]:
     """Counts [L, W, E] from the columns of a GROUP BY: layer, window, expert, count."""
     counts = np.zeros(shape, np.int64)
     layer, window, expert, count = (np.asarray(column) for column in columns)

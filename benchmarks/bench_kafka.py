@@ -6,6 +6,7 @@ import gc
 import tempfile
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -146,8 +147,8 @@ def _measure(
     for log, name in ((dense, "dense stream"), (fleet, "simulated fleet")):
         metered(
             f"ship {name}",
-            lambda log=log: _ship(shipped, log),  # type: ignore[misc]
-            lambda log=log: forget_cursors(log.root),  # type: ignore[misc]
+            partial(_ship, shipped, log),
+            partial(forget_cursors, log.root),
         )
     for log, name in ((dense, "dense"), (fleet, "fleet")):
         metered(f"read {name}", _reading(in_topic[name], log), lambda: None)
@@ -225,7 +226,7 @@ def _expect_same(over_kafka: tuple[int, int], embedded: tuple[int, int], way: st
 def _profile(title: str, run: Rolling) -> Profile:
     from kafka import KafkaConsumer  # noqa: PLC0415 (as moescope does)
 
-    from moescope.processors.sources.topic_reader import TopicReader  # noqa: PLC0415
+    from moescope.processors.sources.topic_reader import TopicReader  # noqa: PLC0415 - needs the client, too
 
     run.prepare()
     began = time.perf_counter()

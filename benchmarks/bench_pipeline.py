@@ -150,11 +150,11 @@ def _rows(pl: Any, log: Log) -> Iterator[Any]:  # noqa: ANN401 (polars, loaded l
         batch = decode_batch(payload)
         tokens, routes = batch.tokens, batch.routes
         assert tokens is not None  # noqa: S101 (narrowing)
-        assert routes is not None  # noqa: S101
+        assert routes is not None  # noqa: S101 - narrowing
         count, layers, top_k = routes.shape
         per_token = layers * top_k
         times = tokens.event_time_us
-        assert times is not None  # noqa: S101
+        assert times is not None  # noqa: S101 - narrowing
         numbers = np.array([int(name.rpartition("-")[2]) for name in batch.requests.ids], np.int32)
         yield pl.DataFrame(
             {

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class _CommitTimes:
     def reset(self) -> None:
         """Nothing rests on the file."""
 
-    def committing(self, connection: Any, facts: CommitFacts) -> None:  # noqa: ANN401
+    def committing(self, connection: object, facts: CommitFacts) -> None:
         """Nothing is added."""
 
     def committed(self, facts: CommitFacts) -> None:
@@ -172,7 +172,7 @@ def _latencies(store: Store, committed_us: dict[int, int]) -> Latencies:
                 " WHERE window_kind = 'token' AND layer = 0"
             ),
             time=seconds(
-                f"SELECT commit_id, start + size + {LATENESS_US} AS us FROM windows"  # noqa: S608
+                f"SELECT commit_id, start + size + {LATENESS_US} AS us FROM windows"  # noqa: S608 - a number of our own
                 " WHERE window_kind = 'time' AND scope_kind = 'all' AND layer = 0"
             ),
             batch=seconds("SELECT commit_id, epoch_us(append_time) AS us FROM batches"),

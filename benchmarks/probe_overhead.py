@@ -176,12 +176,12 @@ def timed_hooks() -> Iterator[list[int]]:
         return run
 
     for kind, call in plain.items():
-        kind.__call__ = timed(call)  # type: ignore[method-assign]
+        kind.__call__ = timed(call)  # type: ignore[method-assign]  # measured for a while
     try:
         yield spent
     finally:
         for kind, call in plain.items():
-            kind.__call__ = call  # type: ignore[method-assign]
+            kind.__call__ = call  # type: ignore[method-assign]  # and put back
 
 
 def measure(setting: Setting, fidelity: str, pairs: int, order: random.Random) -> Cost:

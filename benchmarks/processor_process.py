@@ -79,7 +79,7 @@ def main() -> None:
     # Whatever the processor prints would be taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     from moescope.console.processor_work import run_processor  # noqa: PLC0415 (after that)
-    from moescope.console.warming import warm_finisher  # noqa: PLC0415
+    from moescope.console.warming import warm_finisher  # noqa: PLC0415 - also after that
 
     warm_finisher()
     while line := sys.stdin.readline():

@@ -156,7 +156,7 @@ def _name(draw: random.Random) -> str:
 def _order(draw: random.Random) -> dict[str, Any]:
     return {
         "order_id": draw.randint(100_000, 999_999),
-        "customer": {"name": _name(draw), "vip": draw.random() < 0.2},  # noqa: PLR2004
+        "customer": {"name": _name(draw), "vip": draw.random() < 0.2},  # noqa: PLR2004 - how often
         "items": [
             {
                 "sku": f"{draw.choice(_WORDS)[:3].upper()}-{draw.randint(1, 999):03d}",
@@ -175,7 +175,7 @@ def _reading(draw: random.Random) -> dict[str, Any]:
         "time": f"2026-{draw.randint(1, 12):02d}-{draw.randint(1, 28):02d}T"
         f"{draw.randint(0, 23):02d}:{draw.randint(0, 59):02d}:00Z",
         "values": [round(draw.gauss(20, 6), 3) for _ in range(draw.randint(2, 8))],
-        "ok": draw.random() < 0.9,  # noqa: PLR2004
+        "ok": draw.random() < 0.9,  # noqa: PLR2004 - how often
     }
 
 
@@ -186,7 +186,7 @@ def _log_line(draw: random.Random) -> dict[str, Any]:
         "message": " ".join(draw.choices(_WORDS, k=draw.randint(3, 9))),
         "line": draw.randint(1, 2_000),
         "tags": sorted(draw.sample(_WORDS, draw.randint(0, 3))),
-        "trace": None if draw.random() < 0.6 else f"{draw.getrandbits(64):016x}",  # noqa: PLR2004
+        "trace": None if draw.random() < 0.6 else f"{draw.getrandbits(64):016x}",  # noqa: PLR2004 - how often
     }
 
 

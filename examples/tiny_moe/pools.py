@@ -36,7 +36,7 @@ def encode_pools(tokenizer: Any, found: Iterable[Document]) -> Pools:
 
 def save_pools(path: Path, pools: Pools) -> None:
     """Keep the streams, so that recording need not tokenize again."""
-    np.savez(path, **{f"{scene}.{part}": ids for (scene, part), ids in pools.items()})  # type: ignore[arg-type]
+    np.savez(path, **{f"{scene}.{part}": ids for (scene, part), ids in pools.items()})  # type: ignore[arg-type]  # no name is `allow_pickle`
 
 
 def load_pools(path: Path) -> Pools:
