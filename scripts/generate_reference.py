@@ -118,7 +118,7 @@ def patterns_page() -> str:
     for pattern in PATTERNS:
         marks = [
             "may page" if pattern.pages else "informs, never pages",
-            *(["found by `moescope pattern pair` only"] if pattern.paired else []),
+            *([f"found by {pattern.found_by} only"] if pattern.paired else []),
             *(["experimental"] if pattern.experimental else []),
         ]
         sections.append(
@@ -131,9 +131,9 @@ def patterns_page() -> str:
         )
     return document(
         "# Patterns",
-        "What detectors name, and what to do about it. `moescope pattern list` shows what was "
-        "found; rows are in the table `patterns`. Lines are those of the thresholds in force: "
-        "before a calibration only `engine_fault` can be found.",
+        "What detectors name, and what to do about it. `moescope pattern list` shows what "
+        "the job `patterns` found; rows are in the table of that name. Lines are those of the "
+        "thresholds in force: before a calibration the job finds `engine_fault` only.",
         *sections,
     )
 

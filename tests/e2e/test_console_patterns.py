@@ -125,6 +125,7 @@ def test_a_pattern_is_explained_without_any_data(tmp_path: Path) -> None:
         text = CliRunner().invoke(app, ["pattern", "show", name, "--data", str(tmp_path)]).stdout
         assert pattern.evidence in text
         assert pattern.next_step in text
+        assert pattern.found_by in text
 
 
 @pytest.mark.parametrize("place", ["data", "copy"])

@@ -8,13 +8,14 @@ import pytest
 from support.declared_rows import add_rows, empty_database
 
 from moescope.core.errors import InputError, InsufficientDataError
-from moescope.core.patterns import PATTERNS
+from moescope.core.patterns import COMPARING, PAIRING, PATTERNS
 from moescope.jobs.patterns.detect import DETECTORS, LOOK_BACK_US, detect
 from moescope.jobs.patterns.engine_faults import engine_fault_findings
 from moescope.jobs.patterns.generations import late_convergence_findings
 from moescope.jobs.patterns.paired import paired_pull
 from moescope.jobs.patterns.pulse import peaks, periodic_pulse_findings
 from moescope.jobs.patterns.time_windows import time_window_findings
+from moescope.jobs.reports.comparison.sentences import FRAMEWORK_SKEW
 from moescope.processors.finish import WindowFinisher
 from moescope.storage.shared import WindowShapes
 from moescope.storage.store import Store
@@ -336,4 +337,10 @@ def test_every_unpaired_pattern_has_a_detector() -> None:
     """What `pattern list` promises is looked for, and paired ones say that they need a person."""
     looked_for = [name for names in DETECTORS.values() for name in names]
     assert sorted(looked_for) == sorted(p.name for p in PATTERNS if not p.paired)
-    assert [pattern.name for pattern in PATTERNS if pattern.paired] == ["few_shot_pull"]
+    for pattern in PATTERNS:
+        assert pattern.paired == (pattern.found_by in {PAIRING, COMPARING}), pattern.name
+    assert [pattern.name for pattern in PATTERNS if pattern.found_by == PAIRING] == [
+        "few_shot_pull"
+    ]
+    compared = [pattern.name for pattern in PATTERNS if pattern.found_by == COMPARING]
+    assert compared == [FRAMEWORK_SKEW.name]

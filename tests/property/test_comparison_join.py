@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import log2
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.comparison_logs import Batch, Row, plain_rows, write_log
+from support.comparison_logs import LAYERS, Batch, Row, plain_rows, write_log
 
 from moescope.core.errors import InsufficientDataError
 from moescope.core.vocabulary import Phase, RowFlag
@@ -109,7 +111,8 @@ def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:
     agree = [all(each == TOP_K for each in shared) for shared in common]
     assert report["overall"]["all_layers"]["value"] == pytest.approx(sum(agree) / len(pairs))
     differing = Counter(sum(each < TOP_K for each in shared) for shared in common)
-    assert report["differing_layers"] == [differing[number] for number in range(3)]
+    layers = len(report["layers"])
+    assert report["differing_layers"] == [differing[number] for number in range(layers + 1)]
     for bucket in report["by_position"]:
         last = bucket["last"] if bucket["last"] is not None else 2**31
         inside = [at for at, (a, _) in enumerate(pairs) if bucket["first"] <= a.position <= last]
@@ -118,7 +121,7 @@ def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:
             sum(agree[at] for at in inside) / len(inside)
         )
         assert bucket["overlap"] == pytest.approx(
-            sum(sum(common[at]) for at in inside) / TOP_K / 2 / len(inside)
+            sum(sum(common[at]) for at in inside) / TOP_K / layers / len(inside)
         )
     assert sum(bucket["tokens"] for bucket in report["by_position"]) == len(pairs)
     for bucket in report["by_margin"] or ():
@@ -158,10 +161,50 @@ def test_joining_is_that_of_a_dictionary(
     check(report, pairs)
     assert report["other_content"] == matched - len(pairs)
     for name, rows, seen in zip("ab", sides, first, strict=True):
-        side = report[name]  # type: ignore[literal-required]
+        side = report[name]  # type: ignore[literal-required]  # a or b
         assert side["rows"] == len(rows)
         assert side["duplicates"] == len(rows) - len(seen)
         assert side["unmatched"] == len(seen) - matched
+
+
+def only(batches: Sequence[Batch], place: int) -> list[Batch]:
+    """The same log with one layer alone."""
+    return [
+        replace(
+            batch,
+            rows=tuple(
+                replace(row, ids=(row.ids[place],), margin=(row.margin[place],))
+                for row in batch.rows
+            ),
+        )
+        for batch in batches
+    ]
+
+
+@settings(max_examples=12, deadline=None)
+@given(a=_batches, b=_batches)
+def test_layers_of_one_side_alone_are_as_if_never_recorded(a: list[Batch], b: list[Batch]) -> None:
+    """The common layer lies at another place on each side; what the others hold has no say."""
+    own = LAYERS[1]
+    other = (("layers", np.array([own, own + 2], np.uint16)),)
+    first = [
+        first_sightings(plain_rows(only(batches, place), "content"), "content")
+        for batches, place in ((a, 1), (b, 0))
+    ]
+    pairs = [(first[0][key], first[1][key]) for key in first[0].keys() & first[1].keys()]
+    with TemporaryDirectory() as folder:
+        logs = {"a": a, "b": [replace(batch, header=other) for batch in b]}
+        sides = [find_side(write_log(Path(folder, name), rows)) for name, rows in logs.items()]
+        if not pairs:
+            with pytest.raises(InsufficientDataError):
+                compare(*sides, fewest_pairs=1)
+            return
+        report = compare(*sides, fewest_pairs=1)
+    check(report, pairs)
+    assert report["layer_indices"] == [own]
+    assert report["a"]["left_out_layers"] == [LAYERS[0]]
+    assert report["b"] is not None
+    assert report["b"]["left_out_layers"] == [own + 2]
 
 
 @settings(max_examples=12, deadline=None)

@@ -14,6 +14,9 @@ from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.vocabulary import IdSpace, Origin, Phase
 from moescope.jobs.reports.comparison import Limits, compare, find_side
 from moescope.jobs.reports.comparison.intervals import share_of
+from moescope.jobs.reports.comparison.page import comparison_html
+from moescope.jobs.reports.comparison.sentences import FRAMEWORK_SKEW
+from moescope.jobs.reports.comparison.words import layer_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,12 +80,11 @@ def test_half_of_the_tokens_differ_in_one_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (with_header(layers=np.array([1, 4], np.uint16)), "layers 1, 4"),
         (Batch(rows(), experts=9), "9 experts"),
         (Batch(tuple(replace(row, ids=((0, 1), (2, 3))) for row in rows())), "top-2"),
         (with_header(id_space=IdSpace.PHYSICAL, expert_map_version=3), "map version 3"),
     ],
-    ids=["layers", "experts", "top-k", "physical ids"],
+    ids=["experts", "top-k", "physical ids"],
 )
 def test_sides_of_different_shape_are_refused(tmp_path: Path, other: Batch, word: str) -> None:
     """Expert 7 of one model is not expert 7 of another; the message says what differs."""
@@ -91,12 +93,81 @@ def test_sides_of_different_shape_are_refused(tmp_path: Path, other: Batch, word
     assert word in caught.value.why
 
 
+def stage(layer: int, place: int) -> Batch:
+    """A pipeline stage's log of one of `half_other`'s layers."""
+    own = tuple(replace(row, ids=(row.ids[place],), margin=(0.3,)) for row in half_other())
+    return Batch(own, header=(("layers", np.array([layer], np.uint16)),))
+
+
+@pytest.mark.parametrize(("layer", "place"), [(1, 0), (3, 1)])
+def test_a_pipeline_stage_is_compared_with_a_whole_log(
+    tmp_path: Path, layer: int, place: int
+) -> None:
+    """The numbers of the layers that both have are those of a comparison of whole logs."""
+    whole = compared(tmp_path / "whole", [Batch(rows())], [Batch(half_other())])
+    report = compared(tmp_path / "stage", [Batch(rows())], [stage(layer, place)])
+    assert report["layers"] == [whole["layers"][place]]
+    assert report["layer_indices"] == [layer]
+    assert report["overall"]["all_layers"]["value"] == (0.5 if place else 1.0)
+
+
+def test_layers_that_were_not_compared_are_named(tmp_path: Path) -> None:
+    """Whoever reads "all layers" is told which layers nothing was said about, on either side."""
+    for name, sides, longer in (
+        ("b", (Batch(rows()), stage(3, 1)), "A"),
+        ("a", (stage(1, 0), Batch(rows())), "B"),
+    ):
+        report = compared(tmp_path / name, [sides[0]], [sides[1]])
+        (layer,) = report["layer_indices"]
+        assert report[longer.lower()]["left_out_layers"] == [4 - layer]
+        assert report[name]["left_out_layers"] == []
+        told = (
+            f"Compared: layer {layer}, which both have. "
+            f"{longer} alone has layer {4 - layer}: nothing is said about those."
+        )
+        assert told in report["summary"]
+        assert "compared layer" in report["summary"][2]
+        page = comparison_html(report, "c.json")
+        assert told in page
+        assert f"<div>layer {4 - layer}, " in page
+
+
+def test_faults_of_layers_that_are_left_out_leave_no_row_out(tmp_path: Path) -> None:
+    """A layer that nobody compares cannot take the tokens of the others with it."""
+    zeros = tuple(replace(row, ids=((0, 0, 0), row.ids[1])) for row in half_other())
+    report = compared(tmp_path, [Batch(zeros)], [stage(3, 1)])
+    assert report["tokens"] == 24
+    assert report["findings"] == []
+
+
+def test_sides_without_a_common_layer_are_refused(tmp_path: Path) -> None:
+    """Two stages of one pipeline have nothing to compare; the message shows the layers of both."""
+    with pytest.raises(InputError, match="no layer in common") as caught:
+        compared(tmp_path, [stage(1, 0)], [stage(3, 1)])
+    assert "layers 1," in caught.value.why
+    assert "layers 3," in caught.value.why
+    assert caught.value.exit_code == 2
+
+
+def test_layers_are_named_in_few_words() -> None:
+    """Sixty left-out layers are one range, and none is lost in it."""
+    for layers, words in (
+        ([7], "layer 7"),
+        ([1, 3], "layers 1 and 3"),
+        ([4, 5], "layers 4 and 5"),
+        (range(16, 76), "layers 16–75"),
+        ([0, 2, 3, 4, 5, 8, 9], "layers 0, 2–5, 8 and 9"),
+    ):
+        assert layer_words(list(layers)) == words
+
+
 def test_shapes_are_looked_at_before_keys(tmp_path: Path) -> None:
     """No other way to join is advised to somebody whose logs cannot be joined in any way."""
     keyless = Batch(rows(), with_keys=False)
     for name, a, b in (("a", keyless, Batch(rows(), experts=9)), ("b", Batch(rows()), keyless)):
-        other = replace(b, header=(("layers", np.array([1, 4], np.uint16)),))
-        with pytest.raises(InputError, match="different shape") as caught:
+        other = replace(b, header=(("layers", np.array([2, 4], np.uint16)),))
+        message = "no layer in common" if name == "b" else "different shape"
+        with pytest.raises(InputError, match=message) as caught:
             compared(tmp_path / name, [a], [other])
         assert "--by" not in caught.value.next_step
 
@@ -217,6 +288,11 @@ def test_what_was_executed_is_compared_with_what_was_chosen(tmp_path: Path) -> N
         (finding,) = report["findings"]
         assert finding["name"] == "framework_skew"
         assert words in finding["text"]
+        # A skew that is not there has no cause, and asks for nothing.
+        told = (FRAMEWORK_SKEW.likely_cause, FRAMEWORK_SKEW.next_step)
+        assert (finding["likely_cause"], finding["next_step"]) == (
+            told if name == "skew" else (None, None)
+        )
 
 
 def test_rows_that_no_router_chose_are_named_and_left_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import InputError
-from moescope.core.patterns import PATTERN_BY_NAME
+from moescope.core.patterns import PAIRING, PATTERN_BY_NAME
 from moescope.jobs.patterns import LOOK_BACK_US, paired_pull
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def paired_pattern(name: str) -> Pattern:
         InputError: There is none of that name.
     """
     pattern = PATTERN_BY_NAME.get(name)
-    if pattern is None or not pattern.paired:
-        paired = [each.name for each in PATTERN_BY_NAME.values() if each.paired]
+    if pattern is None or pattern.found_by != PAIRING:
+        paired = [each.name for each in PATTERN_BY_NAME.values() if each.found_by == PAIRING]
         raise InputError(
             f"{name!r} is not found by pairing.", next_step=f"Choose from {', '.join(paired)}."
         )

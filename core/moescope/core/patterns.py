@@ -1,13 +1,17 @@
-"""The patterns that detectors name: declarations that code, commands and documents share."""
+"""The patterns that detectors and comparisons name: code, commands and documents share them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+PAIRING: Final = "`moescope pattern pair`"
+COMPARING: Final = "`moescope report compare`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,8 @@ class Pattern:
         likely_cause: In words.
         next_step: What to do about it.
         pages: Whether it is a fault that may page somebody.
-        paired: Found only by comparing two sets of requests that a person names.
+        paired: Found only by comparing two sets of requests, or two logs, that a person names.
+        found_by: What looks for it.
         experimental: Its false alarms are not known well enough to rely on it.
     """
 
@@ -32,6 +37,7 @@ class Pattern:
     next_step: str
     pages: bool
     paired: bool = False
+    found_by: str = "the job `patterns`"
     experimental: bool = False
 
 
@@ -101,6 +107,24 @@ PATTERNS: tuple[Pattern, ...] = (
         next_step="Vary the examples, or accept it and calibrate the few-shot scene on its own.",
         pages=False,
         paired=True,
+        found_by=PAIRING,
+    ),
+    Pattern(
+        name="framework_skew",
+        summary="The engine executes other experts than the router chose.",
+        evidence="Paired: the same tokens in a log of origin `model` (what the router chose) and "
+        "in one of origin `framework` (what the engine executed). A token with other experts in at "
+        "least one layer that both logs have is skew. Where both are of one pass any such token is "
+        "a fault; counts hardly show it.",
+        likely_cause="Another precision or kernel of the router in the engine, a correction bias "
+        "or group limit that one side leaves out, capacity drops, physical ids taken for logical "
+        "ones, or, where the logs are of two passes, their rounding.",
+        next_step="See in the report at which layer tokens first differ, and at which margins: "
+        "close choices alone are rounding; others are another router. Make both sides compute it "
+        "alike, and hold that with `--min-all-layers`.",
+        pages=False,
+        paired=True,
+        found_by=COMPARING,
     ),
     Pattern(
         name="periodic_pulse",

@@ -132,7 +132,7 @@ def _show_pattern(pattern: Pattern, *, as_json: bool) -> None:
             "likely cause": pattern.likely_cause,
             "next step": pattern.next_step,
             "may page": pattern.pages,
-            "found by": "`moescope pattern pair`" if pattern.paired else "the job `patterns`",
+            "found by": pattern.found_by,
             "experimental": pattern.experimental,
         }
     )

@@ -18,7 +18,7 @@ from moescope.jobs.reports.comparison.pairing import (
     paired_rows,
     repeated_rows,
 )
-from moescope.jobs.reports.comparison.reading import SideFacts, shape_of, side_rows
+from moescope.jobs.reports.comparison.reading import Reading, SideFacts, shape_of, side_rows
 from moescope.jobs.reports.comparison.results import (
     agreement_by_layer,
     agreement_by_margin,
@@ -36,7 +36,7 @@ from moescope.jobs.reports.comparison.sentences import findings, summary
 from moescope.jobs.reports.comparison.spilling import RowParts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from moescope.jobs.reports.comparison.reading import JoinBy, RouteShape
     from moescope.jobs.reports.comparison.schema import Estimate, Overall
@@ -73,7 +73,8 @@ def compare(
     """Compare the routing of the same tokens.
 
     Rows are joined on (content key, position), or on (request id, position). The first sighting
-    of each side counts. Memory is bounded by `memory_bytes` and one batch, however long the logs
+    of each side counts. Layers that only one side has (the other may be a pipeline stage) are left
+    out, and told. Memory is bounded by `memory_bytes` and one batch, however long the logs
     are; what does not fit lies in temporary files of about 20 + (2 k + 6) · L bytes a row.
 
     Args:
@@ -86,7 +87,7 @@ def compare(
         scratch: Where temporary files go; the system's place for them.
 
     Raises:
-        InputError: The sides are of different shape, or have rows in common.
+        InputError: The sides are of different shape, have no layer or have rows in common.
         InsufficientDataError: There are too few pairs.
         BatchLogError: A log cannot be read.
         OSError: The disk refused a temporary file.
@@ -102,13 +103,13 @@ def compare(
     facts = {name: SideFacts() for name in sides}
     counts = PairingCounts()
     # Before rows are joined: other ways to join them are advised where none can be.
-    _common_shape(map(shape_of, sides.values()))
+    shape = _common_shape({name: shape_of(side) for name, side in sides.items()})
+    reading = Reading(by, () if shape is None else shape.layers)
     with tempfile.TemporaryDirectory(prefix="moescope-compare-", dir=scratch) as name:
         space = Workspace(Path(name), memory_bytes)
-        parts = [_dealt(key, side, by, facts[key], space) for key, side in sides.items()]
+        parts = [_dealt(key, side, reading, facts[key], space) for key, side in sides.items()]
         if b is not None and a.selection.overlaps(b.selection):
             _check_apart(facts["A"], facts["B"])
-        shape = _common_shape(each.shape for each in facts.values())
         assert shape is not None  # noqa: S101 (there are rows on both sides)
         sums = AgreementSums(shape)
         found = (
@@ -164,14 +165,14 @@ class _Compared(NamedTuple):
     sums: AgreementSums
 
 
-def _dealt(name: str, side: Side, by: JoinBy, facts: SideFacts, space: Workspace) -> RowParts:
+def _dealt(name: str, side: Side, reading: Reading, facts: SideFacts, space: Workspace) -> RowParts:
     """All rows of a side in parts.
 
     Raises:
         InsufficientDataError: There is none.
     """
     parts = None
-    for rows in side_rows(side, by, facts, name):
+    for rows in side_rows(side, reading, facts, name):
         if parts is None:
             own = space.folder / name
             own.mkdir()
@@ -182,22 +183,31 @@ def _dealt(name: str, side: Side, by: JoinBy, facts: SideFacts, space: Workspace
     return parts
 
 
-def _common_shape(shapes: Iterable[RouteShape | None]) -> RouteShape | None:
-    """The shape of all sides that have one.
+def _common_shape(shapes: Mapping[str, RouteShape | None]) -> RouteShape | None:
+    """The shape of all sides that have one, with the layers that all of them have.
 
     Raises:
-        InputError: Two have different ones.
+        InputError: Two differ in more than layers, or have no layer in common.
     """
-    known = [shape for shape in shapes if shape is not None]
-    for other in known[1:]:
-        if other != known[0]:
-            raise InputError(
-                "The two sides are of different shape.",
-                why=f"A: {known[0].words()}. B: {other.words()}.",
-                next_step="Compare logs of one architecture with the same layers recorded"
-                " (a pipeline stage with the same stage).",
-            )
-    return known[0] if known else None
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    if not known:
+        return None
+    first, *others = known.values()
+    told = " ".join(f"{name}: {shape.words()}." for name, shape in known.items())
+    if any(other._replace(layers=first.layers) != first for other in others):
+        raise InputError(
+            "The two sides are of different shape.",
+            why=told,
+            next_step="Compare logs of one architecture and one kind of ids.",
+        )
+    both = set(first.layers).intersection(*(other.layers for other in others))
+    if not both:
+        raise InputError(
+            "The two sides have no layer in common.",
+            why=told,
+            next_step="Compare a pipeline stage with the same stage, or with a log of all layers.",
+        )
+    return first._replace(layers=tuple(layer for layer in first.layers if layer in both))
 
 
 def _no_rows(name: str, facts: SideFacts) -> InsufficientDataError:
@@ -264,8 +274,8 @@ def _report(compared: _Compared, limits: Limits) -> ComparisonReport:
         schema_version=SCHEMA_VERSION,
         mode="pairs" if "B" in sides else "repeats",
         by=by,
-        a=_side(sides["A"], facts["A"], counts.a_unmatched, counts.a_duplicates),
-        b=_side(sides["B"], facts["B"], counts.b_unmatched, counts.b_duplicates)
+        a=_side(sides["A"], facts["A"], shape, counts.a_unmatched, counts.a_duplicates),
+        b=_side(sides["B"], facts["B"], shape, counts.b_unmatched, counts.b_duplicates)
         if "B" in sides
         else None,
         experts=shape.experts,
@@ -292,7 +302,10 @@ def _value(estimate: Estimate) -> float:
     return estimate["value"]
 
 
-def _side(side: Side, facts: SideFacts, unmatched: int, duplicates: int) -> SideReport:
+def _side(
+    side: Side, facts: SideFacts, compared: RouteShape, unmatched: int, duplicates: int
+) -> SideReport:
+    recorded = () if facts.shape is None else facts.shape.layers
     return SideReport(
         path=str(side.path),
         selection=side.selection.words(),
@@ -302,6 +315,7 @@ def _side(side: Side, facts: SideFacts, unmatched: int, duplicates: int) -> Side
         engines=sorted(facts.engines),
         origins=sorted(facts.origins),
         rank_orders=[RankOrder(order).name.lower() for order in sorted(facts.rank_orders)],
+        left_out_layers=[layer for layer in recorded if layer not in compared.layers],
         rows=facts.rows,
         unmatched=unmatched,
         duplicates=duplicates,

@@ -16,7 +16,7 @@ from moescope.jobs.reports.comparison.pictures import (
     positions_picture,
 )
 from moescope.jobs.reports.comparison.sentences import fine_percent, side_title, with_interval
-from moescope.jobs.reports.comparison.words import margin_words, position_words
+from moescope.jobs.reports.comparison.words import layer_words, margin_words, position_words
 from moescope.jobs.reports.files import write_whole
 from moescope.jobs.reports.render import TEMPLATES, page_environment
 
@@ -74,8 +74,9 @@ def comparison_html(report: ComparisonReport, json_name: str) -> str:
             with_interval=with_interval,
             position_words=position_words,
             margin_words=margin_words,
-            figures={name: Markup(text) for name, text in parts.figures.items()},  # noqa: S704
-            scripts=Markup(parts.scripts),  # noqa: S704
+            layer_words=layer_words,
+            figures={name: Markup(text) for name, text in parts.figures.items()},  # noqa: S704 - made of escaped text
+            scripts=Markup(parts.scripts),  # noqa: S704 - escaped as well
             script_hashes=Markup(" ".join(parts.script_hashes)),  # noqa: S704 (base64)
             style=Markup((TEMPLATES / "report.css").read_text("utf-8")),  # noqa: S704 (our file)
         )

@@ -35,7 +35,7 @@ _HEALTHY: Final = np.array(sorted(HEALTH_PHASES), np.uint8)
 
 
 class RouteShape(NamedTuple):
-    """What two rows must have in common to be compared.
+    """What two rows must have in common to be compared; of the layers, some.
 
     Attributes:
         experts: E.
@@ -112,12 +112,25 @@ def row_type(shape: RouteShape) -> np.dtype[np.void]:
     )  # fmt: skip
 
 
-def side_rows(side: Side, by: JoinBy, facts: SideFacts, name: str) -> Iterator[Rows]:
+class Reading(NamedTuple):
+    """What is read of each row.
+
+    Attributes:
+        by: What rows will be joined on.
+        layers: Those to compare, all of which the side has. What the others hold has no say, be it
+            faulty or not.
+    """
+
+    by: JoinBy
+    layers: tuple[int, ...]
+
+
+def side_rows(side: Side, reading: Reading, facts: SideFacts, name: str) -> Iterator[Rows]:
     """Blocks of a side's countable rows, in reading order.
 
     Args:
         side: Where from.
-        by: What rows will be joined on.
+        reading: What of its rows.
         facts: Filled on the way.
         name: What messages call the side.
 
@@ -131,7 +144,7 @@ def side_rows(side: Side, by: JoinBy, facts: SideFacts, name: str) -> Iterator[R
             facts.count_batches += not batch.is_heartbeat
             continue
         _check_shape(batch.header, facts, name)
-        rows = _rows_of(batch, side, by, facts)
+        rows = _rows_of(batch, side, reading, facts)
         if len(rows):
             facts.batches.append(_identity_hash(batch.header))
             yield rows
@@ -210,46 +223,53 @@ def _check_shape(header: BatchHeader, facts: SideFacts, name: str) -> None:
         raise InputError(
             f"Side {name} holds routes of different shapes.",
             why=f"{facts.shape.words()}; and {shape.words()}.",
-            next_step=f"Choose one with --{name.lower()} node=… or revision=… (a pipeline stage "
-            "is compared with the same stage).",
+            next_step=f"Choose one with --{name.lower()} node=… or revision=… (of several pipeline"
+            " stages, one).",
         )
     facts.shape = shape
 
 
-def _rows_of(batch: RoutingBatch, side: Side, by: JoinBy, facts: SideFacts) -> Rows:
+def _rows_of(batch: RoutingBatch, side: Side, reading: Reading, facts: SideFacts) -> Rows:
     tokens, routes, shape = batch.tokens, batch.routes, facts.shape
     assert tokens is not None  # noqa: S101 (the caller looked)
-    assert routes is not None  # noqa: S101
-    assert shape is not None  # noqa: S101
+    assert routes is not None  # noqa: S101 - the caller looked
+    assert shape is not None  # noqa: S101 - the caller looked
+    kept = shape._replace(layers=reading.layers)
+    places = _places(shape.layers, reading.layers)
     counted = (tokens.flags & np.uint8(UNCOUNTED_FLAGS)) == 0
     counted &= np.isin(tokens.phase, _HEALTHY)
     facts.uncounted_rows += int(np.count_nonzero(~counted))
     wanted = counted & _selected(batch, side)
-    if by == "content" and tokens.content_key is None:
+    if reading.by == "content" and tokens.content_key is None:
         facts.keyless_rows += int(np.count_nonzero(wanted))
-        return np.empty(0, row_type(shape))
-    ids = routes.expert_ids
+        return np.empty(0, row_type(kept))
+    ids = routes.expert_ids[:, places]
     faulty = wanted & _is_faulty(ids, shape.experts)
     facts.faulty_rows += int(np.count_nonzero(faulty))
     at = np.flatnonzero(wanted & ~faulty)
-    rows = np.zeros(len(at), row_type(shape))
+    rows = np.zeros(len(at), row_type(kept))
     rows["request"] = _request_hashes(batch.requests.ids)[tokens.request[at]]
     rows["content"] = 0 if tokens.content_key is None else tokens.content_key[at]
-    rows["key"] = rows["content" if by == "content" else "request"]
+    rows["key"] = rows["content" if reading.by == "content" else "request"]
     rows["position"] = tokens.position[at]
     rows["time"] = NO_TIME if tokens.event_time_us is None else tokens.event_time_us[at]
     rows["order"] = np.arange(facts.rows, facts.rows + len(at))
     rows["ids"] = ids[at]
     rows["top1"] = NO_EXPERT
     if routes.top1 is not None:
-        first = routes.top1.T[at].astype(np.intp)
+        first = routes.top1[places].T[at].astype(np.intp)
         rows["top1"] = np.take_along_axis(ids[at], first[..., None], axis=2)[..., 0]
     rows["margin"] = np.nan
     if routes.margin is not None:
-        rows["margin"] = margins_of(routes.margin).T[at]
+        rows["margin"] = margins_of(routes.margin)[places].T[at]
         facts.has_margins |= len(at) > 0
     facts.rows += len(at)
     return rows
+
+
+def _places(recorded: tuple[int, ...], wanted: tuple[int, ...]) -> slice | list[int]:
+    """Where the wanted layers are; a slice, which copies nothing, where they are all."""
+    return slice(None) if wanted == recorded else [recorded.index(layer) for layer in wanted]
 
 
 def _selected(batch: RoutingBatch, side: Side) -> NDArray[np.bool_]:

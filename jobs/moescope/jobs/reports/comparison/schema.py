@@ -22,6 +22,7 @@ class SideReport(TypedDict):
     Attributes:
         path, selection: As given.
         models, revisions, nodes, engines, origins, rank_orders: What the headers say, sorted.
+        left_out_layers: Layers of it that the other side does not have.
         rows: Counted tokens that could be paired.
         unmatched, duplicates: First sightings without a partner; later sightings, left out.
         faulty_rows: Left out: an expert twice in a layer, or one that does not exist.
@@ -39,6 +40,7 @@ class SideReport(TypedDict):
     engines: list[str]
     origins: list[str]
     rank_orders: list[str]
+    left_out_layers: list[int]
     rows: int
     unmatched: int
     duplicates: int
@@ -129,10 +131,16 @@ class LimitReport(TypedDict):
 
 
 class FindingText(TypedDict):
-    """Something that the comparison shows, by name."""
+    """Something that the comparison shows, by the name of a declared pattern.
+
+    Attributes:
+        likely_cause, next_step: As the pattern says; None where it was looked for and is not there.
+    """
 
     name: str
     text: str
+    likely_cause: str | None
+    next_step: str | None
 
 
 class ComparisonReport(TypedDict):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from moescope.core.patterns import PATTERN_BY_NAME
 from moescope.jobs.reports.comparison.schema import FindingText
+from moescope.jobs.reports.comparison.words import layer_words
 from moescope.jobs.reports.words import count, counted, figure
 
 if TYPE_CHECKING:
+    from moescope.core.patterns import Pattern
     from moescope.jobs.reports.comparison.schema import (
         ComparisonReport,
         Estimate,
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
         SideReport,
     )
 
+FRAMEWORK_SKEW: Final = PATTERN_BY_NAME["framework_skew"]
+ENGINE_FAULT: Final = PATTERN_BY_NAME["engine_fault"]
 _MOST_OF_THEM = 0.9
 
 
@@ -48,6 +53,7 @@ def summary(report: ComparisonReport) -> list[str]:
     """The opening."""
     return [
         _what_was_compared(report),
+        *_layers(report),
         *_agreement(report),
         *_counts(report),
         *_margins(report),
@@ -59,39 +65,46 @@ def summary(report: ComparisonReport) -> list[str]:
 def findings(report: ComparisonReport) -> list[FindingText]:
     """What has a name of its own."""
     found = []
-    sides = [("A", report["a"])] + ([] if report["b"] is None else [("B", report["b"])])
     if report["b"] is not None and report["a"]["origins"] != report["b"]["origins"]:
         found.append(_framework_skew(report))
-    for name, side in sides:
+    for name, side in _sides(report):
         if side["faulty_rows"]:
             read = side["rows"] + side["faulty_rows"]
-            found.append(
-                FindingText(
-                    name="engine_fault",
-                    text=f"{count(side['faulty_rows'])} of {count(read)} rows of side {name} repeat"
-                    " an expert within a layer or name one that does not exist. No router chooses"
-                    " so; they were left out.",
-                )
+            text = (
+                f"{count(side['faulty_rows'])} of {count(read)} rows of side {name} repeat"
+                " an expert within a layer or name one that does not exist. No router chooses"
+                " so; they were left out."
             )
+            found.append(_finding(ENGINE_FAULT, text))
     return found
 
 
 def _framework_skew(report: ComparisonReport) -> FindingText:
     all_layers = report["overall"]["all_layers"]
+    compared = "compared " if _is_partial(report) else ""
     if all_layers["value"] == 1.0:
+        where = " in the compared layers" if compared else ""
         text = (
             f"None: for all {counted(report['tokens'], 'token')} the engine executed the experts"
-            " that the router chose."
+            f" that the router chose{where}."
         )
-    else:
-        text = (
-            f"What was executed is not what the router chose for"
-            f" {fine_percent(1.0 - all_layers['value'])} of the tokens (in at least one layer),"
-            f" most at layer {report['overall']['worst_layer']}. Usual causes: another precision"
-            " or kernel of the router in the engine, a correction bias or group limit that one side"
-            " leaves out, capacity drops, physical ids taken for logical ones."
-        )
-    return FindingText(name="framework_skew", text=text)
+        return _finding(FRAMEWORK_SKEW, text, is_there=False)
+    text = (
+        f"What was executed is not what the router chose for"
+        f" {fine_percent(1.0 - all_layers['value'])} of the tokens (in at least one"
+        f" {compared}layer), most at layer {report['overall']['worst_layer']}."
+    )
+    return _finding(FRAMEWORK_SKEW, text)
+
+
+def _finding(pattern: Pattern, text: str, *, is_there: bool = True) -> FindingText:
+    """A finding; what is not there has no cause, and nothing has to be done about it."""
+    return FindingText(
+        name=pattern.name,
+        text=text,
+        likely_cause=pattern.likely_cause if is_there else None,
+        next_step=pattern.next_step if is_there else None,
+    )
 
 
 def _what_was_compared(report: ComparisonReport) -> str:
@@ -109,10 +122,35 @@ def _what_was_compared(report: ComparisonReport) -> str:
     )
 
 
+def _layers(report: ComparisonReport) -> list[str]:
+    """Which layers nothing is said about."""
+    only = [
+        f"{name} alone has {layer_words(side['left_out_layers'])}"
+        for name, side in _sides(report)
+        if side["left_out_layers"]
+    ]
+    if not only:
+        return []
+    both = layer_words(report["layer_indices"])
+    return [
+        f"Compared: {both}, which both have. {' and '.join(only)}: nothing is said about those."
+    ]
+
+
+def _sides(report: ComparisonReport) -> list[tuple[str, SideReport]]:
+    return [("A", report["a"])] + ([] if report["b"] is None else [("B", report["b"])])
+
+
+def _is_partial(report: ComparisonReport) -> bool:
+    """Whether a side has layers that were not compared."""
+    return any(side["left_out_layers"] for _, side in _sides(report))
+
+
 def _agreement(report: ComparisonReport) -> list[str]:
     whole = report["overall"]
+    compared = "compared " if _is_partial(report) else ""
     if whole["all_layers"]["value"] == 1.0:
-        return ["Their routes are the same in every layer."]
+        return [f"Their routes are the same in every {compared}layer."]
     worst = min(report["layers"], key=lambda each: each["overlap"]["value"])
     best = max(report["layers"], key=lambda each: each["overlap"]["value"])
     top1 = (
@@ -123,7 +161,7 @@ def _agreement(report: ComparisonReport) -> list[str]:
     return [
         (
             f"{with_interval(whole['all_layers'])} of the tokens have the same experts in all"
-            f" {len(report['layers'])} layers. In a layer"
+            f" {len(report['layers'])} {compared}layers. In a layer"
             f" {fine_percent(worst['overlap']['value'])} (layer {worst['layer']}) to"
             f" {fine_percent(best['overlap']['value'])} (layer {best['layer']}) of a token's"
             f" experts are the same{top1}."
@@ -164,8 +202,7 @@ def _margins(report: ComparisonReport) -> list[str]:
 
 def _what_was_left_out(report: ComparisonReport) -> list[str]:
     parts = []
-    sides = [("A", report["a"])] + ([] if report["b"] is None else [("B", report["b"])])
-    for name, side in sides:
+    for name, side in _sides(report):
         kinds = (
             (side["unmatched"], "seen once" if report["b"] is None else "without a partner"),
             (side["duplicates"], "seen again"),

@@ -16,7 +16,13 @@ LAYER_HEAD = ("layer", "in common", "jaccard", "same set", "same top-1", "diverg
 
 def opening_lines(report: ComparisonReport) -> list[str]:
     """Summary and findings; names from producers cannot move the cursor."""
-    named = [f"{finding['name']}: {finding['text']}" for finding in report["findings"]]
+    named = []
+    for finding in report["findings"]:
+        named.append(f"{finding['name']}: {finding['text']}")
+        if finding["likely_cause"] is not None:
+            named.append(f"  likely cause: {finding['likely_cause']}")
+        if finding["next_step"] is not None:
+            named.append(f"  next step: {finding['next_step']}")
     return [printable(line) for line in (*report["summary"], *named)]
 
 

@@ -1,4 +1,4 @@
-"""Buckets as people say them."""
+"""Buckets and layers as people say them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from moescope.jobs.reports.words import count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moescope.jobs.reports.comparison.schema import MarginAgreement, PositionAgreement
 
 
@@ -16,6 +18,22 @@ def position_words(each: PositionAgreement) -> str:
     if last is None:
         return f"{count(first)} on"
     return count(first) if first == last else f"{count(first)}–{count(last)}"
+
+
+def layer_words(layers: Sequence[int]) -> str:
+    """`layer 3`, `layers 0–15`, `layers 1, 3 and 5–9`; ascending."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    parts: list[str] = []
+    for first, *rest in runs:
+        is_range = len(rest) > 1  # two neighbours are as short
+        parts += [f"{first}–{rest[-1]}"] if is_range else map(str, (first, *rest))
+    listed = ", ".join(parts[:-1])
+    return f"layer{'' if len(layers) == 1 else 's'} {f'{listed} and ' if listed else ''}{parts[-1]}"
 
 
 def margin_words(each: MarginAgreement) -> str:
