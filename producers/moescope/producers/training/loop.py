@@ -45,7 +45,7 @@ class TrainingLoop:
     sources. What is computed again for the gradient is not recorded a second time.
 
     Args:
-        probe: From `attach`.
+        probe: From `attach`; its `content_key` gives the rows of whole sequences content keys.
         run: Name of the run; request ids begin with it, so two runs that one store watches need two
             names.
         rank: Of this process among those that compute different sequences.

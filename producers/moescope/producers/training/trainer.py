@@ -45,6 +45,8 @@ class RoutingCallback:
         rank: Of this process among those that compute different sequences.
         weights: Whether routing weights are recorded.
         scores: Whether router entropy and margin are recorded.
+        content_key: The secret of content keys, as of `attach`: they join these rows with those of
+            an engine that computed the same texts. By default none are recorded.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class RoutingCallback:
         rank: int = 0,
         weights: bool = False,
         scores: bool = True,
+        content_key: bytes | None = None,
     ) -> None:
         self._recorder = recorder
         self._run = run
@@ -63,6 +66,7 @@ class RoutingCallback:
         self._source_column = source_column
         self._weights = weights
         self._scores = scores
+        self._content_key = content_key
         self._step = 0
         self._micro_batch = 0
         self._pass = ExitStack()
@@ -71,21 +75,21 @@ class RoutingCallback:
         self._loop: TrainingLoop | None = None
         self.probe: Probe | None = None
 
-    def on_init_end(self, _args: object, _state: object, _control: object, **known: Any) -> None:  # noqa: ANN401
+    def on_init_end(self, _args: object, _state: object, _control: object, **known: Any) -> None:
         """The trainer has its model."""
         self._attach(known["model"])
 
-    def on_train_begin(self, _args: object, state: Any, _control: object, **known: Any) -> None:  # noqa: ANN401
+    def on_train_begin(self, _args: object, state: Any, _control: object, **known: Any) -> None:
         """The trainer may have got this callback later."""
         self._attach(known["model"])
         self._step = int(state.global_step)
 
-    def on_step_begin(self, _args: object, state: Any, _control: object, **_known: object) -> None:  # noqa: ANN401
+    def on_step_begin(self, _args: object, state: Any, _control: object, **_known: object) -> None:
         """An optimizer step begins."""
         self._step = int(state.global_step)
         self._micro_batch = 0
 
-    def on_step_end(self, _args: object, state: Any, _control: object, **_known: object) -> None:  # noqa: ANN401
+    def on_step_end(self, _args: object, state: Any, _control: object, **_known: object) -> None:
         """What is evaluated from now on is the model after so many steps."""
         self._step = int(state.global_step)
 
@@ -119,7 +123,13 @@ class RoutingCallback:
             return
         before = model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
         self._attached.callback(before.remove)
-        probe = attach(model, self._recorder, weights=self._weights, scores=self._scores)
+        probe = attach(
+            model,
+            self._recorder,
+            weights=self._weights,
+            scores=self._scores,
+            content_key=self._content_key,
+        )
         self.probe = self._attached.enter_context(probe)
         self._loop = TrainingLoop(self.probe, run=self._run, rank=self._rank)
         # After the probe's own hook: the pass is recorded before its labels are gone.
@@ -145,7 +155,7 @@ class RoutingCallback:
             self._recorder.miss(_tokens(args, inputs), "a training pass without labels")
         return args, inputs
 
-    def _texts(self, sources: Any, rows: int) -> list[str] | None:  # noqa: ANN401 - list or tensor
+    def _texts(self, sources: Any, rows: int) -> list[str] | None:
         if sources is None:
             return None
         texts = [
@@ -186,7 +196,7 @@ def _ignore(*_args: object, **_known: object) -> None:
     return None
 
 
-def _computed(args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:  # noqa: ANN401 - a tensor
+def _computed(args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
     ids = args[0] if args else inputs.get("input_ids")
     return inputs["inputs_embeds"] if ids is None else ids
 
