@@ -181,7 +181,7 @@ def timed_hooks() -> Iterator[list[int]]:
         yield spent
     finally:
         for kind, call in plain.items():
-            kind.__call__ = call  # type: ignore[method-assign]  # and put back
+            kind.__call__ = call  # type: ignore[method-assign]  # the plain one again
 
 
 def measure(setting: Setting, fidelity: str, pairs: int, order: random.Random) -> Cost:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.fleet_results import present_commit, refusal  # noqa: E402
-from support.killed_rounds import Round, judge, run_killed, write_round  # noqa: E402
+from support.fleet_results import present_commit, refusal  # noqa: E402 - on the path just now
+from support.killed_rounds import Round, judge, run_killed, write_round  # noqa: E402 - on the path just now
 
 PAGE = ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- results: make faults -->", "<!-- end of results -->"

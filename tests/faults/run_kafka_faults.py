@@ -36,7 +36,7 @@ from support.kafka_broker import KafkaBroker
 
 def say(text: str) -> None:
     """Tell whoever waits."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)  # noqa: T201 - it is a script's
 
 
 def run(name: str, folder: Path, arguments: argparse.Namespace) -> Result:

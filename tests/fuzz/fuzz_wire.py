@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.wire_bytes import mutated_bytes, mutated_sections, sealed  # noqa: E402
+from support.wire_bytes import mutated_bytes, mutated_sections, sealed  # noqa: E402 - on the path just now
 
-from moescope.core.batch import RoutingBatch  # noqa: E402
-from moescope.core.wire import BatchDecodeError, Limits, decode_batch  # noqa: E402
+from moescope.core.batch import RoutingBatch  # noqa: E402 - on the path just now
+from moescope.core.wire import BatchDecodeError, Limits, decode_batch  # noqa: E402 - on the path just now
 
 LIMITS = Limits(inflated_bytes=16 << 20, string_bytes=1 << 20)
 MEMORY_BYTES = 3 * LIMITS.inflated_bytes
@@ -71,7 +71,7 @@ def run(inputs: int, seed: int) -> int:
         fault = ""
         try:
             outcomes[outcome(data)] += 1
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - whatever it raises is a fault
             fault = f"raised {error!r}"
         took = time.perf_counter() - started
         used = tracemalloc.get_traced_memory()[1] - before

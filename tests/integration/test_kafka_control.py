@@ -25,6 +25,7 @@ from moescope.storage.control_topic import ControlPublisher
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import duckdb
     import pytest
     from support.broker_choice import SharedBroker
 
@@ -38,10 +39,10 @@ WAITING = "moescope_store_control_waiting_seconds"
 def store_and_activate(store: Store, version: ThresholdVersion, from_us: int) -> None:
     """Let a version judge from a time on."""
 
-    def change(connection: object, commit_id: int) -> None:
-        store_version(connection, version, commit_id)  # type: ignore[arg-type]
+    def change(connection: duckdb.DuckDBPyConnection, commit_id: int) -> None:
+        store_version(connection, version, commit_id)
         row = activation_row(from_us, version.scope, version.version, from_us)
-        insert_rows(connection, "threshold_activations", [row], commit_id)  # type: ignore[arg-type]
+        insert_rows(connection, "threshold_activations", [row], commit_id)
 
     store.change(change, author="me", action="threshold activate")
 

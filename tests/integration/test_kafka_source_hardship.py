@@ -220,7 +220,7 @@ class NoText(str):
 
     __slots__ = ()
 
-    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:  # noqa: ARG002
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:  # noqa: ARG002 - the signature of str
         """Bytes that are not UTF-8."""
         return b"\xff\xfe"
 

@@ -71,7 +71,7 @@ def _crc_entry(byte: int) -> int:
 _CRC_TABLE = [_crc_entry(byte) for byte in range(256)]
 
 
-def _require(condition: bool, what: str) -> None:  # noqa: FBT001
+def _require(condition: bool, what: str) -> None:  # noqa: FBT001 - reads like an assertion
     if not condition:
         message = f"not a valid batch: {what}"
         raise ValueError(message)

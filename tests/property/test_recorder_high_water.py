@@ -46,7 +46,7 @@ def test_flags_follow_the_first_attempt_rule(
         runs: list[list[object]] = []
         for name, *_ in rows:
             if runs and runs[-1][0] == name:
-                runs[-1][1] += 1  # type: ignore[operator]
+                runs[-1][1] += 1  # type: ignore[operator]  # a name and a count
             else:
                 runs.append([name, 1])
         resolved = running.resolve([str(name) for name, _ in runs])

@@ -53,7 +53,7 @@ def delta(**parts: Part | None) -> SharedDelta:
     return SharedDelta(
         lane=LANE, phase="decode", kind=WindowKind.TIME, scope_kind=ScopeKind.ALL, scope_value="",
         pane=0, counts=np.zeros((LAYERS, EXPERTS), np.uint32), dropped=np.zeros(LAYERS, np.uint64),
-        seen=1, first_time_us=0, last_time_us=0, **parts,  # type: ignore[arg-type]
+        seen=1, first_time_us=0, last_time_us=0, **parts,  # type: ignore[arg-type]  # any of its parts
     )  # fmt: skip
 
 

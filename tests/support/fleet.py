@@ -199,7 +199,7 @@ class Fleet:
         Args:
             largest_routing: Another limit of the routing topic's records, in bytes.
         """
-        from kafka.admin import NewTopic  # noqa: PLC0415
+        from kafka.admin import NewTopic  # noqa: PLC0415 - loaded with the client
 
         settings = self.loaded()
         with closing(open_admin(settings)) as admin:

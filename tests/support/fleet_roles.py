@@ -28,7 +28,7 @@ def set_clock_wrong(error_us: int) -> None:
     def now_us(self: SystemClock) -> int:
         return _right_now_us(self) + error_us
 
-    clocks.SystemClock.now_us = now_us  # type: ignore[method-assign]
+    clocks.SystemClock.now_us = now_us  # type: ignore[method-assign]  # a clock gone wrong
 
 
 def run_command(

@@ -17,13 +17,13 @@ sys.path[:0] = [
     str(Path(__file__).resolve().parents[2] / "core"),
 ]
 
-from support.kafka_broker import (  # noqa: E402
+from support.kafka_broker import (  # noqa: E402 - on the path just now
     LOOK_AGAIN_SECONDS,
     START_SECONDS,
     BrokerError,
     answers,
 )
-from support.kafka_properties import HOST, Ports, server_properties  # noqa: E402
+from support.kafka_properties import HOST, Ports, server_properties  # noqa: E402 - on the path just now
 
 IMAGE = "apache/kafka:4.3.1"
 _CONTROLLER_PORT = 9_093

@@ -72,15 +72,15 @@ def _has_broker(item: pytest.Item) -> bool:
 
 def _run_folder(config: pytest.Config) -> Path:
     """A folder that all workers of a test run have in common."""
-    base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001
+    base: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # noqa: SLF001 - pytest has no public one
     # A worker's folder lies inside the run's; without workers it is the run's.
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 def _are_kernels_compiled() -> bool:
     from moescope.console.compiling import has_machine_code  # noqa: PLC0415 (slow to import)
-    from moescope.processors.finish_rows import finish_rows  # noqa: PLC0415
-    from moescope.processors.kernels.apply import apply_ops  # noqa: PLC0415
+    from moescope.processors.finish_rows import finish_rows  # noqa: PLC0415 - slow to import
+    from moescope.processors.kernels.apply import apply_ops  # noqa: PLC0415 - slow to import
 
     return has_machine_code(apply_ops) and has_machine_code(finish_rows)
 

@@ -51,7 +51,7 @@ def series_of(blocks: list[NDArray[np.float64]], *, scopes: int = 1) -> PagingSe
 
 def plainly_paging(values: NDArray[np.float64], line: float, needed: int, of: int) -> bool:
     """Whether any slot's last `of` slots with data hold `needed` over the line."""
-    data = [value for value in values.tolist() if value == value and value != -np.inf]  # noqa: PLR0124
+    data = [value for value in values.tolist() if value == value and value != -np.inf]  # noqa: PLR0124 - NaN is not
     return any(
         sum(value > line for value in data[max(0, end - of) : end]) >= needed
         for end in range(1, len(data) + 1)

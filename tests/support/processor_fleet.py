@@ -38,8 +38,8 @@ SMALL_WINDOWS = {
 def live(options: Mapping[str, Any], dies_in_commit: int) -> None:
     """Be a processor that commits often, and that may kill itself in the middle of a commit."""
     from moescope.console.processor_work import run_processor  # noqa: PLC0415 (in the process)
-    from moescope.processors import pipeline  # noqa: PLC0415
-    from moescope.processors.group import commits, joining, offset_note  # noqa: PLC0415
+    from moescope.processors import pipeline  # noqa: PLC0415 - in the process
+    from moescope.processors.group import commits, joining, offset_note  # noqa: PLC0415 - in the process
 
     pipeline.READ_RECORDS = 4
     joining.REST_SECONDS = 0.0

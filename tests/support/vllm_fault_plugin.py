@@ -22,7 +22,7 @@ NOT_AN_EXPERT = 10_000
 
 def register() -> None:
     """Called by vLLM."""
-    from moescope.producers.vllm_plugin.capture import RoutingCapture  # noqa: PLC0415
+    from moescope.producers.vllm_plugin.capture import RoutingCapture  # noqa: PLC0415 - not before vLLM asks
 
     if getattr(RoutingCapture, "is_broken_by_test", False):
         return
@@ -34,8 +34,8 @@ def register() -> None:
         if file.exists():
             _break(capture, file.read_text(encoding="ascii"))
 
-    RoutingCapture.disarm = disarm_and_break  # type: ignore[method-assign,assignment]
-    RoutingCapture.is_broken_by_test = True  # type: ignore[attr-defined]
+    RoutingCapture.disarm = disarm_and_break  # type: ignore[method-assign,assignment]  # breaking in is the point
+    RoutingCapture.is_broken_by_test = True  # type: ignore[attr-defined]  # the mark of the test
 
 
 def _break(capture: Any, fault: str) -> None:
@@ -47,7 +47,7 @@ def _break(capture: Any, fault: str) -> None:
     elif fault == ZEROS:
         capture.ids.zero_()
     elif fault == FEWER_ROWS:
-        capture._rows = [count - 1 for count in rows]  # noqa: SLF001
+        capture._rows = [count - 1 for count in rows]  # noqa: SLF001 - breaking in is the point
     elif fault == MISSED_LAYER:
         rows[3] = -1
     elif fault == ERROR:

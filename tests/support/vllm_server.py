@@ -139,7 +139,7 @@ class VllmServer:
         """Whether it answers, and its engine lives."""
         with (
             suppress(OSError),
-            urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer,  # noqa: S310
+            urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer,  # noqa: S310 - its own server, by HTTP
         ):
             return bool(answer.status == HTTPStatus.OK)
         return False

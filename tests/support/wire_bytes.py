@@ -80,7 +80,7 @@ def replaced(data: bytes, identifier: int, **changes: object) -> bytes:
     return put_together(
         envelope,
         [
-            replace(section, **changes) if section.identifier == identifier else section  # type: ignore[arg-type]
+            replace(section, **changes) if section.identifier == identifier else section  # type: ignore[arg-type]  # any field, any value
             for section in sections
         ],
     )
@@ -126,7 +126,7 @@ def mutated_sections(rng: random.Random, data: bytes) -> bytes:
             "parameter": rng.choice((0, 1, 2, 3, 4, 8, 16, 255)),
         }
         name = rng.choice(sorted(changes))
-        sections[target] = replace(section, **{name: changes[name]})  # type: ignore[arg-type]
+        sections[target] = replace(section, **{name: changes[name]})  # type: ignore[arg-type]  # any field, any value
     elif kind == 6:
         del sections[target]
     else:

@@ -190,7 +190,7 @@ def test_damaged_metadata_are_a_clear_error(tmp_path: Path, content: bytes) -> N
 def test_settings_out_of_range_are_refused(settings: dict[str, object]) -> None:
     """A wrong setting names itself."""
     with pytest.raises(BatchLogUsageError, match=next(iter(settings))):
-        WriterSettings(**settings)  # type: ignore[arg-type]
+        WriterSettings(**settings)  # type: ignore[arg-type]  # wrong types, too
 
 
 def test_writer_is_refused_after_a_fork(tmp_path: Path) -> None:

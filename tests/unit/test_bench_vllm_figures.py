@@ -96,7 +96,7 @@ def test_the_page_shows_no_target_where_nothing_can_be_said(verdict: str, shown:
         with_plugin=Interval(0.985, 0.99, 1.0),
         same=Interval(0.99, 1.0, 1.01),
         target=0.98,
-        verdict=verdict,  # type: ignore[arg-type]
+        verdict=verdict,  # type: ignore[arg-type]  # one of the words
         by_episode=[0.985, 0.99, 0.995],
         same_by_episode=[1.0, 1.0, 1.0],
     )

@@ -72,7 +72,7 @@ def test_a_machine_that_has_not_says_so_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_kernels_are_used_by_what_compiles_them() -> None:
     """The few simulated seconds reach both halves: rows are counted, and windows finished."""
     assert run_kernels(CONFIG) > 0
-    entries: tuple[Any, ...] = compiling._ENTRIES  # noqa: SLF001
+    entries: tuple[Any, ...] = compiling._ENTRIES  # noqa: SLF001 - nothing public lists them
     assert all(each.signatures for each in entries)
 
 

@@ -132,7 +132,7 @@ def test_what_is_mounted_exists_and_covers_what_is_written() -> None:
         }
         assert set(mounts.values()) <= known
         if name in {"store", "processor"}:
-            assert {"/var/lib/moescope", "/var/cache/moescope", "/tmp"} <= set(mounts)  # noqa: S108
+            assert {"/var/lib/moescope", "/var/cache/moescope", "/tmp"} <= set(mounts)  # noqa: S108 - of the container
         if name == "agent":
             assert {"/var/lib/moescope", "/var/lib/moescope/ring"} <= set(mounts)
 

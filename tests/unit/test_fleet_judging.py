@@ -85,7 +85,7 @@ def test_good_outage_has_no_faults() -> None:
 )
 def test_one_number_off_is_a_fault(spoilt: dict[str, int]) -> None:
     """Each batch is delivered, dropped or, as far as a cursor may lag, both; all else fails."""
-    assert len(replace(FINE, **spoilt).faults) == 1  # type: ignore[arg-type]
+    assert len(replace(FINE, **spoilt).faults) == 1  # type: ignore[arg-type]  # any field
 
 
 @pytest.mark.parametrize("phase", ["frozen", "gone"])
@@ -105,7 +105,7 @@ def test_slow_record_never_passes_for_a_promise_that_is_met(
     phase: str, with_broker: float, without: float, expected: Clause
 ) -> None:
     """Slower without a broker than with one is broken; over the limit with both is not met."""
-    found = replace(FINE, up=_calls(with_broker), **{phase: _calls(without)})  # type: ignore[arg-type]
+    found = replace(FINE, up=_calls(with_broker), **{phase: _calls(without)})  # type: ignore[arg-type]  # `phase` names a field
     assert found.record_clause is expected
 
 

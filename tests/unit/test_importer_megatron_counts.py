@@ -137,10 +137,10 @@ def test_prediction_heads_are_drafts(tmp_path: Path) -> None:
         ("nonsense", "no JSON object"),
         (line([]), "no counts"),
         (line([[1, 1, 1], [1]]), "ragged counts"),
-        (line([["1", 1, 1, 1]]), "counts that are no whole numbers"),  # type: ignore[list-item]
+        (line([["1", 1, 1, 1]]), "counts that are no whole numbers"),  # type: ignore[list-item]  # wrong on purpose
         (line([[-1, 1, 1, 1]]), "counts out of range"),
         (line([[1, 1]]), "another number of experts"),
-        (line([[1, 1, 1, 1]], layer="x"), "layer is no integer from 0 to 4096"),  # type: ignore[arg-type]
+        (line([[1, 1, 1, 1]], layer="x"), "layer is no integer from 0 to 4096"),  # type: ignore[arg-type]  # wrong on purpose
         (line([[1, 1, 1, 1]], block="other"), "an unknown block"),
         (line([[1, 1, 1, 1]], 1), "the same step again"),
     ],

@@ -41,8 +41,8 @@ def test_data_and_tensors_arrive_as_they_were_written(tmp_path: Path) -> None:
         for name in ("ids", "floats", "none"):
             expected = value[name]
             array = archive.array(data[name])
-            assert array.dtype == expected.dtype  # type: ignore[attr-defined]
-            assert np.array_equal(array, expected)  # type: ignore[arg-type]
+            assert array.dtype == expected.dtype  # type: ignore[attr-defined]  # an array
+            assert np.array_equal(array, expected)  # type: ignore[arg-type]  # an array
 
 
 def test_a_view_is_read_by_its_strides(tmp_path: Path) -> None:

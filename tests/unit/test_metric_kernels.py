@@ -83,9 +83,9 @@ def test_missing_parts_are_null() -> None:
     dropped = np.array([[1, DROPS_UNKNOWN], [0, 17]], np.uint64)
     values = finish_counts(counts, 2, dropped=dropped, trailing=reference)
     null = {
-        (w, l): {METRIC_NAMES[m] for m in np.flatnonzero(np.isnan(values[w, l]))}
+        (w, layer): {METRIC_NAMES[m] for m in np.flatnonzero(np.isnan(values[w, layer]))}
         for w in range(2)
-        for l in range(2)  # noqa: E741
+        for layer in range(2)
     }
     trailing = {"js_trailing", "kl_trailing", "js_trailing_floor", "kl_trailing_floor"}
     elsewhere = set(METRIC_NAMES) - set(KERNEL_ORDER) | {"routing_shift"}

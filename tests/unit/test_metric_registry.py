@@ -136,7 +136,7 @@ def test_count_metrics_computes_what_the_registry_declares() -> None:
 def test_declarations_cannot_be_changed() -> None:
     """The registry is shared by every component of a process."""
     with pytest.raises(FrozenInstanceError):
-        METRICS[0].version = 2  # type: ignore[misc]
+        METRICS[0].version = 2  # type: ignore[misc]  # it must fail
 
 
 def test_description_and_type_serve_a_table() -> None:

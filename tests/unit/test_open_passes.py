@@ -22,7 +22,7 @@ LAYERS, EXPERTS, TOP_K = 2, 8, 2
 SECOND = 1_000_000
 
 
-def rows_of(batch: RoutingBatch, accepted: bool = True) -> PassRows:  # noqa: FBT002
+def rows_of(batch: RoutingBatch, *, accepted: bool = True) -> PassRows:
     """All rows of a batch, in cell 0 or in none."""
     assert batch.tokens is not None
     assert batch.routes is not None

@@ -121,7 +121,7 @@ def test_bad_requests_never_raise(recorder: Recorder, arguments: tuple[Any, ...]
     """begin_request and end_request swallow nonsense, too."""
     recorder.begin_request(*arguments)
     recorder.end_request(*arguments[:1])
-    recorder.end_request({})  # type: ignore[arg-type]
+    recorder.end_request({})  # type: ignore[arg-type]  # nonsense on purpose
     assert recorder.counters().internal_errors == 0
     assert frames(recorder) == []
 
@@ -370,7 +370,7 @@ def test_usual_calls_go_the_short_way(recorder: Recorder, monkeypatch: pytest.Mo
 def test_names_that_cannot_be_compared_are_refused_after_good_ones(recorder: Recorder) -> None:
     """Names are compared with the latest ones, and a strange object may not break that."""
     recorder.record(["a", "b", "c"], np.zeros(3, int), GOOD, "decode")
-    recorder.record([np.arange(3), {}, "c"], np.ones(3, int), GOOD, "decode")  # type: ignore[list-item]
+    recorder.record([np.arange(3), {}, "c"], np.ones(3, int), GOOD, "decode")  # type: ignore[list-item]  # nonsense on purpose
     counters = recorder.counters()
     assert (counters.recorded_rows, counters.rejected_rows, counters.internal_errors) == (4, 2, 0)
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,14 @@ RUN_AS_MODULE = "console/moescope/__main__.py"
 """What `python -m moescope` runs: the one module beside the sub-packages."""
 README_LINES = 150
 COMPONENT_README_LINES = 10
+IGNORE = re.compile(
+    r"(ruff: )?noqa(: *[A-Z]+[0-9]+(, *[A-Z]+[0-9]+)*)?"
+    r"|type: ignore(\[[a-z, -]*\])?"
+    r"|pragma: no cover"
+)
+"""What keeps a tool from telling of a line, or of a file."""
+REASONS_TO_COME = ("producers/moescope/producers/torch_probe/", "tests/engines/torch/")
+"""Folders that have some ignores without a reason."""
 
 
 def tracked_files(root: Path) -> list[Path]:
@@ -172,3 +182,63 @@ def test_every_test_says_what_it_protects(files: list[Path], repository_root: Pa
         if not ast.get_docstring(function)
     ]
     assert silent == []
+
+
+def ignores_without_reason(text: str) -> Iterator[int]:
+    """Lines of a module where the comment that ignores something says nothing else."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_ignore = token.type == tokenize.COMMENT and IGNORE.search(token.string)
+        if is_ignore and not re.search(r"[A-Za-z]{2}", IGNORE.sub("", token.string)):
+            yield token.start[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_silent"),
+    [
+        ("x = 1  # noqa", True),
+        ("x = 1  # noqa: E741", True),
+        ("x = 1  # noqa: E741, PLR2004", True),
+        ("x = 1  # noqa: E741 - ", True),
+        ("x = 1  # noqa: E741 - as in the paper", False),
+        ("x = 1  # noqa: E741 (as in the paper)", False),
+        ("# ruff: noqa: T201", True),
+        ("# ruff: noqa: T201 - a script prints", False),
+        ("x = 1  # type: ignore[misc, arg-type]", True),
+        ("x = 1  # type: ignore[misc]  # noqa: E741", True),
+        ("x = 1  # type: ignore[misc]  # noqa: E741 - a test", False),
+        ("x = 1  # type: ignore[misc]  # untyped", False),
+        ("x = 1  # pragma: no cover", True),
+        ("x = 1  # pragma: no cover - only on Windows", False),
+        ("x = '# noqa: E741'", False),
+        ("x = 1  # a plain comment", False),
+    ],
+)
+def test_ignores_without_reason_are_found(line: str, is_silent: bool) -> None:
+    """The rule below is only as good as what it takes for a reason."""
+    assert list(ignores_without_reason(f"y = 0\n{line}\n")) == ([2] if is_silent else [])
+
+
+def test_every_ignore_says_why(texts: dict[Path, str], repository_root: Path) -> None:
+    """Nobody can tell an ignore that is needed from one that hides a fault without its reason."""
+    modules = {
+        path.relative_to(repository_root).as_posix(): text
+        for path, text in texts.items()
+        if path.suffix in {".py", ".pyi"}
+    }
+    silent = [
+        f"{name}:{number}"
+        for name, text in modules.items()
+        if not name.startswith(REASONS_TO_COME)
+        for number in ignores_without_reason(text)
+    ]
+    assert silent == []
+
+
+def test_every_rule_that_is_switched_off_says_why(repository_root: Path) -> None:
+    """A rule that a folder need not keep has its reason beside it, as a line's ignore has."""
+    text = (repository_root / "pyproject.toml").read_text()
+    rules = re.findall(
+        r'^  "[A-Z]+[0-9]*",.*', text[text.index("[tool.ruff.lint]") :], re.MULTILINE
+    )
+    assert rules
+    assert [line for line in rules if not re.search(r'",\s+# \w', line)] == []

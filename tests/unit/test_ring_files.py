@@ -128,7 +128,7 @@ def test_what_is_read_is_never_older_than_the_published_tail(
                 write(ring, 3, number)
         return frame
 
-    reader._copy = copy_while_lapped  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    reader._copy = copy_while_lapped  # type: ignore[assignment,method-assign]  # noqa: SLF001 - between two looks at the ring
     frame = reader.read()
     assert frame is not None
     assert frame.header.rows_before > 0

@@ -39,7 +39,7 @@ def pane(second: int, gaps: list[int] | None = None, **changes: object) -> Share
         last_time_us=second * SECOND + 2, request_gaps=np.array(gaps or [], np.int64),
         scene_tokens={"chat": 1},
     )  # fmt: skip
-    return replace(delta, **changes)  # type: ignore[arg-type]
+    return replace(delta, **changes)  # type: ignore[arg-type]  # any field
 
 
 def span(low: int, high: int) -> WindowSpan:

@@ -291,7 +291,7 @@ def test_every_buffer_is_accepted(valid: bytes) -> None:
 def test_error_keeps_its_reason_between_processes() -> None:
     """A decoding pool reports why it refused a record."""
     error = BatchDecodeError("what", reason=DecodeReason.OVER_LIMITS, why="why", next_step="next")
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - dumped here
     assert (copy.what, copy.reason, copy.why, copy.next_step) == (
         "what",
         DecodeReason.OVER_LIMITS,

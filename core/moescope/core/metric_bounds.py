@@ -102,12 +102,12 @@ def js_any(experts: int, top_k: int) -> Bounds:
     return 0.0, min(1.0, (experts - top_k) / top_k)
 
 
-def share(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (every bound takes both)
+def share(experts: int, top_k: int) -> Bounds:
     """0 … 1, whatever E and k."""
     return 0.0, 1.0
 
 
-def router_margin(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+def router_margin(experts: int, top_k: int) -> Bounds:
     """A gap is not negative; scores may be logits or carry a bias, so it has no upper bound."""
     return 0.0, math.inf
 
@@ -122,7 +122,7 @@ def overlap_chance(experts: int, top_k: int) -> Bounds:
     return top_k / experts, 1.0
 
 
-def top1_switches(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+def top1_switches(experts: int, top_k: int) -> Bounds:
     """Per 100 pairs; with one expert there is nothing to switch to."""
     return 0.0, 100.0 if experts > 1 else 0.0
 
@@ -132,11 +132,11 @@ def pass_imbalance(experts: int, top_k: int) -> Bounds:
     return 1.0, experts / top_k
 
 
-def rank_imbalance(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+def rank_imbalance(experts: int, top_k: int) -> Bounds:
     """1 … E: there are at most E ranks, and one of them may hold everything."""
     return 1.0, float(experts)
 
 
-def request_similarity(experts: int, top_k: int) -> Bounds:  # noqa: ARG001 (as above)
+def request_similarity(experts: int, top_k: int) -> Bounds:
     """The removed noise is an estimate, so the value is not capped at 1."""
     return -math.inf, math.inf

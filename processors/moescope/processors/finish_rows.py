@@ -143,7 +143,7 @@ def _read_row(
 
 
 @compiled
-def _distinct_counts(  # noqa: PLR0917 (as above)
+def _distinct_counts(  # noqa: PLR0917 (compiled code is called by position)
     row: NDArray[np.int64],
     most: np.int64,
     distinct: NDArray[np.int64],
@@ -211,7 +211,7 @@ def _sort(
 
 
 @compiled
-def _load(  # noqa: PLR0917 (as above)
+def _load(  # noqa: PLR0917 (compiled code is called by position)
     distinct: NDArray[np.int64],
     times: NDArray[np.int64],
     runs: int,

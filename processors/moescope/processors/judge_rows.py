@@ -103,7 +103,7 @@ def _exceedance(value: float, low: float, high: float, spread: float) -> float:
 
 
 @compiled
-def _is_before(  # noqa: PLR0917 (as above)
+def _is_before(  # noqa: PLR0917 (compiled code is called by position)
     layer: int,
     metric: int,
     worst_layer: int,

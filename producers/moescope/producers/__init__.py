@@ -14,7 +14,7 @@ __all__ = ["Recorder", "RecorderCounters", "attach"]
 def __getattr__(name: str) -> object:
     # Engines that record by themselves never need the probe: it is imported when asked for.
     if name == "attach":
-        from moescope.producers.torch_probe import attach  # noqa: PLC0415
+        from moescope.producers.torch_probe import attach  # noqa: PLC0415 - imported when asked for
 
         return attach
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -103,7 +103,7 @@ def unpack_placement(packed: bytes, layers: int, experts: int) -> Placement:
     Raises:
         ValueError: It is of another shape, or damaged.
     """
-    import zstandard  # noqa: PLC0415 - as above
+    import zstandard  # noqa: PLC0415 - most recorders never need it
 
     size = layers * experts * 2
     try:

@@ -26,7 +26,7 @@ HIDDEN = 16
 ROWS = 40
 
 
-class OwnRouter(Module):  # type: ignore[misc]
+class OwnRouter(Module):  # type: ignore[misc]  # torch has no types here
     """A router that nobody registered, in the form that most of them have."""
 
     num_experts, top_k, num_group, topk_group = EXPERTS, TOP_K, 1, 1
@@ -81,7 +81,7 @@ class NarrowRouter(OwnRouter):
     num_experts = EXPERTS - 2
 
 
-class PairRouter(Module):  # type: ignore[misc]
+class PairRouter(Module):  # type: ignore[misc]  # torch has no types here
     """(weights, ids) of [B, S, …], with names of its own."""
 
     n_ways, picks = EXPERTS, TOP_K
@@ -96,7 +96,7 @@ class PairRouter(Module):  # type: ignore[misc]
         return weights.softmax(-1), ids
 
 
-class Model(Module):  # type: ignore[misc]
+class Model(Module):  # type: ignore[misc]  # torch has no types here
     """Layers with a router each; every other is dense."""
 
     def __init__(self, *routers: Any) -> None:

@@ -50,7 +50,7 @@ SUBJECT = "vLLM plugin"
 CPU = torch.device("cpu")
 
 
-class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]
+class Layer(torch.nn.Module):  # type: ignore[name-defined,misc]  # torch has no types here
     """What the probe knows a MoE layer by, with a router of vLLM's."""
 
     def __init__(self, layer: int, **config: Any) -> None:

@@ -73,7 +73,7 @@ class Connections:
         def failed(error: BaseException) -> None:
             self._failed(error, is_checked=is_checked)
 
-        connection._sasl_authenticate = check  # noqa: SLF001 - same reason
+        connection._sasl_authenticate = check  # noqa: SLF001 - nothing public tells
         connection.connection_lost = ended
         connection.init_future.add_callback(self._succeeded)
         connection.init_future.add_errback(failed)
