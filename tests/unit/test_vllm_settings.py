@@ -13,8 +13,8 @@ from moescope.producers.vllm_plugin.settings import VARIABLES, PluginSettings, p
 
 def test_a_folder_is_enough() -> None:
     """Everything else has a default, and other variables are none of the plugin's business."""
-    found = plugin_settings({"MOESCOPE_DIR": "/dev/shm/m", "MOESCOPE_DATA_DIRECTORY": "x"})  # noqa: S108
-    assert found == PluginSettings(directory="/dev/shm/m")  # noqa: S108
+    found = plugin_settings({"MOESCOPE_DIR": "/dev/shm/m", "MOESCOPE_DATA_DIRECTORY": "x"})  # noqa: S108 - a mere name
+    assert found == PluginSettings(directory="/dev/shm/m")  # noqa: S108 - a mere name
 
 
 def test_each_variable_sets_its_field() -> None:
