@@ -25,6 +25,7 @@ from moescope.processors import lane as lane_module
 from moescope.processors.lane import Lane
 from moescope.processors.lane_output import LaneOutput
 from moescope.processors.pane_profiles import PaneProfiles
+from moescope.processors.passes import OpenPasses
 from moescope.processors.request_slots import RequestSlots
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ request as context (they are read, and not counted as work) and tells the first-
 overlap and the top-1 switches of every pair of neighbouring tokens are summed with the counts, and
 so are sampled positions, the similarity of requests, and lags of 1 % of them. *With scores*: score
 entropy and margin of every row, too. *{MORE_EXPERTS} experts*: {TOP_K} of more. *Records* are
-encoded batches: checksum, decompression and validation come on top. The baselines
+encoded batches: checksum, decompression and validation come on top. *With pass ids*: the same
+records with the forward pass of each row (a pass computes a position of every request of the
+batch), and so the imbalance of each pass. The other baselines
 count the ids of the same batches per (layer, run of {WINDOW} tokens, expert) alone: no positions,
 no time windows, no closing.
 """
@@ -93,12 +96,18 @@ def measure(scale: Scale) -> Result:
     )
     scored = replace(streams[0], scored=True)
     wide = replace(streams[0], experts=MORE_EXPERTS)
-    for stream in (*streams, scored, wide):
+    in_passes = [replace(stream, passes=True) for stream in streams]
+    for stream in (*streams, scored, wide, *in_passes):
         _check(stream)
     dense, sparse, dense_records, sparse_records = (
         _Feed(stream, scale.pick(48, 4)) for stream in (*streams, *streams)
     )
+    dense_passes, sparse_passes = (_Feed(stream, scale.pick(48, 4)) for stream in in_passes)
     with_scores, more_experts = (_Feed(stream, scale.pick(48, 4)) for stream in (scored, wide))
+    records = {
+        "dense records": dense_records, "sparse records": sparse_records,
+        "dense passes": dense_passes, "sparse passes": sparse_passes,
+    }  # fmt: skip
     baselines = _baselines(dense_stream(quick=scale.quick))
     measured = rates(
         [
@@ -106,13 +115,9 @@ def measure(scale: Scale) -> Result:
             Side("sparse", sparse.assignments, sparse.run, sparse.prepare),
             Side("scores", with_scores.assignments, with_scores.run, with_scores.prepare),
             Side("experts", more_experts.assignments, more_experts.run, more_experts.prepare),
-            Side(
-                "dense records", dense_records.assignments, dense_records.run_records,
-                dense_records.prepare_records,
-            ),
-            Side(
-                "sparse records", sparse_records.assignments, sparse_records.run_records,
-                sparse_records.prepare_records,
+            *(
+                Side(name, feed.assignments, feed.run_records, feed.prepare_records)
+                for name, feed in records.items()
             ),
             *baselines,
         ],
@@ -157,10 +162,24 @@ def measure(scale: Scale) -> Result:
                 what="records, 5 per request", unit=unit, values=measured["sparse records"],
                 baselines=from_bytes,
             ),
+            *(
+                Figure(
+                    what=f"records with pass ids, {per_request} per request", unit=unit,
+                    values=measured[f"{name} passes"],
+                    baselines=[
+                        Baseline(
+                            name="the same without pass ids", values=measured[f"{name} records"]
+                        )
+                    ],
+                )
+                for name, per_request in (("dense", 128), ("sparse", 5))
+            ),
         ],
         profiles=[
             _profile("records, 128 per request", dense_records),
             _profile("records, 5 per request", sparse_records),
+            _profile("records with pass ids, 128 per request", dense_passes),
+            _profile("records with pass ids, 5 per request", sparse_passes),
         ],
     )  # fmt: skip
 
@@ -216,6 +235,8 @@ def _profile(title: str, feed: _Feed) -> Profile:
         clock.watch("apply", lane_module, "apply_ops")
         clock.watch("take closed windows", LaneOutput, "add_closed")
         clock.watch("add cells to panes", LaneOutput, "add_cells")
+        clock.watch("passes", OpenPasses, "add")
+        clock.watch("add passes to panes", LaneOutput, "add_passes")
         clock.watch("positions, lags, similarity", PaneProfiles, "add")
         clock.watch("close by watermark", Lane, "advance")
         clock.watch("hand out", LaneOutput, "drain")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from benchmarks.figures import Result
 
 RESULTS = Path(ROOT / "build" / "benchmarks")
+_ORDER = 1
 
 
 class Scale(NamedTuple):
@@ -51,12 +53,15 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Seconds of each call of each side, in turns, after one call of each that is not counted.
 
-    The default clock is the CPU time of the process, all its threads added: for work that is
-    done by one thread, that is the time which it takes on a core of its own.
+    The order is drawn anew for each repetition: what a side leaves behind (caches, a warm clock)
+    would otherwise always meet the same other one. The default clock is the CPU time of the
+    process, all its threads added: for work that is done by one thread, that is the time which it
+    takes on a core of its own.
     """
     seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+    order = random.Random(_ORDER)  # noqa: S311 - an order needs no secrecy
     for repetition in range(repetitions + 1):
-        for side in sides:
+        for side in order.sample(sides, len(sides)):
             if side.prepare is not None:
                 side.prepare()
             gc.collect()

@@ -60,6 +60,8 @@ class Stream:
         context: Rows before each request's new ones that the batch repeats.
         ranked: Whether the first-ranked expert of each row is known.
         scored: Whether score entropy and margin of each row are known.
+        passes: Whether rows have pass ids: each pass computes a position of every request of the
+            batch.
     """
 
     open_requests: int
@@ -74,6 +76,7 @@ class Stream:
     context: int = 0
     ranked: bool = False
     scored: bool = False
+    passes: bool = False
     _requests: dict[int, Requests] = field(default_factory=dict)
 
     @property
@@ -132,6 +135,7 @@ class Stream:
         time = START_US + index * self.batch_us
         spread = self.batch_us // 2 * np.maximum(within, 0) // self.tokens_per_request
         request = np.repeat(np.arange(self.requests_per_batch), len(within))
+        pass_id = np.maximum(index * self.tokens_per_request + within, 0)
         return RoutingBatch(
             header=BatchHeader(
                 node=self.node,
@@ -142,7 +146,7 @@ class Stream:
                 experts=self.experts,
                 top_k=self.top_k,
                 layers=np.arange(self.layers, dtype=np.uint16),
-                watermark_us=time,
+                watermark_us=time + self.batch_us,
                 encoded_at_us=time + self.batch_us,
                 rank_order=RankOrder.SELECTION_SCORE if self.ranked else RankOrder.UNKNOWN,
             ),
@@ -153,6 +157,7 @@ class Stream:
                 phase=np.full(self.rows, Phase.DECODE, np.uint8),
                 flags=np.where(self.counted, 0, RowFlag.CONTEXT).astype(np.uint8),
                 event_time_us=np.tile(time + spread, self.requests_per_batch).astype(np.int64),
+                pass_id=np.tile(pass_id, self.requests_per_batch) if self.passes else None,
             ),
             routes=self.routes[index % DISTINCT_ROUTES],
         )
