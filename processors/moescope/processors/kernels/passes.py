@@ -9,7 +9,7 @@ import numpy as np
 from moescope.core.router_sums import FIXED_POINT
 from moescope.core.vocabulary import Phase, RowFlag
 from moescope.processors.compilation import compiled
-from moescope.processors.kernels.ranks import BLOCK, WORD, ranks_of_block, words_of_block
+from moescope.processors.kernels.ranks import BLOCK, WORD, ranks_of_block, word_of_block
 from moescope.processors.kernels.records import NO_TIME, NONE
 from moescope.processors.kernels.tally import BYTES, MOST_ROWS_OF_WORDS, count_bits
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from moescope.processors.kernels.tally import Counters
 
-MOST_WORDS = 1
-"""Making more words per row takes longer than counting its ranks one by one."""
 _NOT_EXECUTED = int(RowFlag.CONTEXT | RowFlag.PADDING)
 _RECOMPUTED = int(RowFlag.RECOMPUTED)
 _WARMUP, _DRAFT = int(Phase.WARMUP), int(Phase.DRAFT)
@@ -138,6 +136,9 @@ def load_passes(
 ) -> None:
     """Count the rows of each pass by expert, and say how uneven they are.
 
+    Up to 64 experts, a row is a word with a bit per rank; making more words per row would take
+    longer than counting its ranks one by one.
+
     Args:
         gaps: uint8 or uint16 [k, L, T]. relabelling: uint16 [L, E]. skipped_layers: bool [L].
         order, starts: as `order_by_pass` gives them.
@@ -148,57 +149,52 @@ def load_passes(
     top_k, layers, total = gaps.shape
     experts = relabelling.shape[1]
     counted = len(order)
+    as_words = experts <= WORD
     ranks = np.empty((top_k, BLOCK), np.uint16)
     sums = np.empty(BLOCK, np.uint16)
-    bad = np.empty(BLOCK, np.uint8)
-    n_words = -(-experts // WORD) if experts <= MOST_WORDS * WORD else 0
-    of_block = np.empty((n_words, BLOCK), np.uint64)
-    words = np.empty((n_words, total), np.uint64)
-    by_pass = np.empty((n_words, counted), np.uint64)
-    planes = np.empty((0 if n_words else top_k, total), np.uint16)
-    sound = np.empty(total, np.uint8)
-    counters = np.empty(n_words * BYTES, np.uint64)
-    counts = np.empty(max(experts, n_words * WORD), np.uint32)
+    bad_of_block = np.empty(BLOCK, np.uint8)
+    bad = np.empty(total, np.uint8)
+    words = np.empty(total if as_words else 0, np.uint64)
+    by_pass = np.empty(counted if as_words else 0, np.uint64)
+    planes = np.empty((0 if as_words else top_k, total), np.uint16)
+    counters = np.empty(BYTES, np.uint64)
+    counts = np.empty(WORD if as_words else experts, np.uint32)
     scale = FIXED_POINT * experts
     for layer in range(layers):
         any_bad = skipped_layers[layer]
         for block in range(0, total, BLOCK):
-            width = min(BLOCK, total - block)
-            any_bad |= ranks_of_block(gaps, layer, block, width, experts, ranks, bad, sums)
-            if skipped_layers[layer]:
-                bad[:width] = 1
-            for i in range(width):
-                sound[block + i] = bad[i] == 0
-            if n_words > 0:
-                words_of_block(ranks, width, of_block)
-            for word in range(n_words):
-                words[word, block : block + width] = of_block[word, :width]
+            end_of_block = min(block + BLOCK, total)
+            width = end_of_block - block
+            any_bad |= ranks_of_block(gaps, layer, block, width, experts, ranks, bad_of_block, sums)
+            bad[block:end_of_block] = bad_of_block[:width]
+            if as_words:
+                word_of_block(ranks, width, words[block:end_of_block])
             for j in range(len(planes)):
-                planes[j, block : block + width] = ranks[j, :width]
-        for word in range(n_words):
-            of_rows, sorted_words = words[word], by_pass[word]
-            for i in range(counted):
-                sorted_words[i] = of_rows[order[i]]
-            if any_bad:
-                for i in range(counted):
-                    if not sound[order[i]]:
-                        sorted_words[i] = 0
+                planes[j, block:end_of_block] = ranks[j, :width]
+        if skipped_layers[layer]:
+            bad[:] = 1
+        for i in range(len(by_pass)):
+            by_pass[i] = words[order[i]]
+        if any_bad:
+            for i in range(len(by_pass)):
+                if bad[order[i]]:
+                    by_pass[i] = 0
         for index in range(len(kept_as)):
             begin, end = starts[index], starts[index + 1]
             place = kept_as[index]
             load = top_k * (end - begin)
             if any_bad:
                 for i in range(begin, end):
-                    load -= top_k * np.int64(sound[order[i]] == 0)
+                    load -= top_k * np.int64(bad[order[i]] != 0)
             largest = np.uint32(0)
-            if place < 0 and n_words > 0 and end - begin <= MOST_ROWS_OF_WORDS:
-                largest = _largest_of_words(by_pass, begin, end, counters)
+            if place < 0 and as_words and end - begin <= MOST_ROWS_OF_WORDS:
+                largest = _largest_of_words(by_pass[begin:end], counters)
             else:
                 counts[:] = 0
-                if n_words > 0:
-                    _add_words(by_pass, begin, end, counters, counts)
+                if as_words:
+                    _add_words(by_pass[begin:end], counters, counts)
                 else:
-                    _add_ranks(planes, sound, order[begin:end], counts)
+                    _add_ranks(planes, bad, order[begin:end], counts)
                 if place >= 0:
                     for rank in range(experts):
                         expert = relabelling[layer, rank]
@@ -220,12 +216,9 @@ def _keep(bits: Counters, counters: NDArray[np.uint64]) -> None:
 
 
 @compiled
-def _largest_of_words(
-    words: NDArray[np.uint64], begin: int, end: int, counters: NDArray[np.uint64]
-) -> np.uint32:
-    """Most of some words [W, .] that share a bit, of at most 255."""
-    for word in range(len(words)):
-        _keep(count_bits(words[word, begin:end]), counters[word * BYTES : (word + 1) * BYTES])
+def _largest_of_words(words: NDArray[np.uint64], counters: NDArray[np.uint64]) -> np.uint32:
+    """Most of some words that share a bit, of at most 255; counters uint64 [8] are overwritten."""
+    _keep(count_bits(words), counters)
     largest = np.uint8(0)
     for count in counters.view(np.uint8):
         largest = max(largest, count)
@@ -234,33 +227,27 @@ def _largest_of_words(
 
 @compiled
 def _add_words(
-    words: NDArray[np.uint64],
-    begin: int,
-    end: int,
-    counters: NDArray[np.uint64],
-    counts: NDArray[np.uint32],
+    words: NDArray[np.uint64], counters: NDArray[np.uint64], counts: NDArray[np.uint32]
 ) -> None:
-    """Add words [W, .] to counts by rank, some at a time."""
+    """Add words to counts by rank, some at a time."""
     byte = np.uint64(0xFF)
-    for first in range(begin, end, MOST_ROWS_OF_WORDS):
-        last = min(first + MOST_ROWS_OF_WORDS, end)
-        for word in range(len(words)):
-            _keep(count_bits(words[word, first:last]), counters)
-            for place in range(BYTES):
-                for bit in range(BYTES):
-                    count = (counters[bit] >> np.uint64(BYTES * place)) & byte
-                    counts[word * WORD + place * BYTES + bit] += np.uint32(count)
+    for first in range(0, len(words), MOST_ROWS_OF_WORDS):
+        _keep(count_bits(words[first : first + MOST_ROWS_OF_WORDS]), counters)
+        for place in range(BYTES):
+            for bit in range(BYTES):
+                count = (counters[bit] >> np.uint64(BYTES * place)) & byte
+                counts[place * BYTES + bit] += np.uint32(count)
 
 
 @compiled
 def _add_ranks(
     planes: NDArray[np.uint16],
-    sound: NDArray[np.uint8],
+    bad: NDArray[np.uint8],
     rows: NDArray[np.uint64],
     counts: NDArray[np.uint32],
 ) -> None:
-    """The same from ranks [k, T], of more experts than words are made for."""
+    """The same from ranks [k, T], of more experts than one word is made for."""
     for row in rows:
-        if sound[row]:
+        if not bad[row]:
             for j in range(len(planes)):
                 counts[planes[j, row]] += np.uint32(1)

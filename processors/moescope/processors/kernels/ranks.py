@@ -68,6 +68,25 @@ def ranks_of_block(
 
 
 @compiled
+def word_of_block(ranks: NDArray[np.uint16], width: int, words: NDArray[np.uint64]) -> None:
+    """Sets of ranks as bits, of up to 64 experts.
+
+    Args:
+        ranks: uint16 [k, BLOCK].
+        width: rows of the block.
+        words: out, uint64 [at least width]: as in `words_of_block`.
+    """
+    one = np.uint64(1)
+    places = np.uint16(WORD - 1)
+    out = words[:width]
+    out[:] = 0
+    for j in range(len(ranks)):
+        plane = ranks[j, :width]
+        for i in range(width):
+            out[i] |= one << np.uint64(plane[i] & places)
+
+
+@compiled
 def words_of_block(ranks: NDArray[np.uint16], width: int, words: NDArray[np.uint64]) -> None:
     """Sets of ranks as bits.
 
@@ -77,16 +96,10 @@ def words_of_block(ranks: NDArray[np.uint16], width: int, words: NDArray[np.uint
         words: out, uint64 [W, BLOCK]: word w of a row has bit b set where it has rank 64 w + b.
             Only rows without ranks beyond get words that mean something.
     """
-    one = np.uint64(1)
-    places = np.uint16(WORD - 1)
     if len(words) == 1:
-        out = words[0, :width]
-        out[:] = 0
-        for j in range(len(ranks)):
-            plane = ranks[j, :width]
-            for i in range(width):
-                out[i] |= one << np.uint64(plane[i] & places)
+        word_of_block(ranks, width, words[0])
         return
+    places = np.uint16(WORD - 1)
     for word in range(len(words)):
         out = words[word, :width]
         out[:] = 0
