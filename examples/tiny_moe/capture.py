@@ -93,7 +93,7 @@ class Capture:
         pass_id: int | None = None,  # noqa: ARG002 - recordings have no passes
         step: int | ArrayLike | None = None,
         token_ids: ArrayLike | None = None,  # noqa: ARG002 - and no tokens
-        content_keys: ArrayLike | None = None,  # noqa: ARG002 - nor what tells them apart
+        content_keys: ArrayLike | None = None,  # noqa: ARG002 - nor keys of their texts
         dropped: ArrayLike | None = None,  # noqa: ARG002 - this model drops nothing
         rows_per_request: ArrayLike | None = None,
     ) -> None:

@@ -62,7 +62,7 @@ def main() -> None:
 
 def _start_processes_by_fork() -> None:
     """Fork, as vLLM does by default: its CPU platform asks for `spawn`, which imports anew."""
-    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415 - slow to import
+    from vllm.platforms.cpu import CpuPlatform  # noqa: PLC0415 - in its environment only
 
     asked = CpuPlatform.check_and_update_config.__func__
 
@@ -75,7 +75,7 @@ def _start_processes_by_fork() -> None:
 
 def _inspect_models_in_this_process() -> None:
     """Look at a model's class here: vLLM starts a Python of its own, to spare a GPU."""
-    from vllm.model_executor.models import registry  # noqa: PLC0415 - slow to import
+    from vllm.model_executor.models import registry  # noqa: PLC0415 - in its environment only
 
     registry._run_in_subprocess = lambda look: look()  # noqa: SLF001 - nothing public decides it
 

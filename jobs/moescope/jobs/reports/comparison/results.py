@@ -123,5 +123,5 @@ def _worth(top_k: int) -> _Worth:
 
 def _known(estimate: Estimate | None) -> Estimate:
     """An estimate over all pairs, of which there are some."""
-    assert estimate is not None  # noqa: S101 - all pairs are some
+    assert estimate is not None  # noqa: S101 - there are pairs
     return estimate
