@@ -54,6 +54,16 @@ def test_only_whole_disjoint_windows_of_health_are_read(store: SampleStore) -> N
     assert requests(store, Baseline(name="b")) == ["r0"]
 
 
+def test_a_few_lost_rows_leave_no_time_window_out(store: SampleStore) -> None:
+    """A node that loses a row now and then has a baseline all the same, of what paging reads."""
+    for start, coverage in enumerate((1.0, 0.9, 0.89, None)):
+        add_window(
+            store, start, window_kind="time", size=8_000_000, stride=8_000_000,
+            complete=coverage == 1.0, coverage=coverage,
+        )  # fmt: skip
+    assert requests(store, Baseline(name="b")) == ["r0", "r1"]
+
+
 def test_spans_scenes_and_nodes_select(store: SampleStore) -> None:
     """A window belongs when all of it is inside; mixed scenes are of no one scene."""
     for start in range(4):

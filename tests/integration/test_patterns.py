@@ -99,6 +99,27 @@ def test_time_windows_are_named_by_what_is_red_in_them(
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        (None, ["fixed_prefix"]),
+        ("suspicious rows", ["fixed_prefix"]),
+        ("coverage", []),
+        ("coverage unknown", []),
+    ],
+)
+def test_windows_with_a_few_lost_rows_are_named(
+    database: duckdb.DuckDBPyConnection, reason: str | None, named: list[str]
+) -> None:
+    """What is missing hides no pattern, unless the window as a whole says too little."""
+    rows = time_windows(6, 5 * SECOND, {"positional_agreement": 4})
+    add_rows(
+        database, "windows", [{**row, "complete": False, "level_reason": reason} for row in rows]
+    )
+    found = time_window_findings(database, T0, T0 + 10**12)
+    assert [finding.pattern for finding in found] == named
+
+
 def test_windows_without_thresholds_name_nothing(database: duckdb.DuckDBPyConnection) -> None:
     """Before a calibration there are no lines, so nothing can be past one."""
     rows = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from support.shared_rows import EXPERTS, LANE, LAYERS
 from moescope.core.emission import FinishedWindows, Judgement, WindowGroup
 from moescope.core.metrics import JUDGED_METRICS, METRIC_NAMES
 from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
-from moescope.storage.levels import level_columns
+from moescope.storage.levels import COVERED, level_columns
 
 GINI, MIX = "gini", "mix_shift"
 NAMES = [metric.name for metric in JUDGED_METRICS]
@@ -114,6 +116,26 @@ def test_a_window_that_says_too_little_is_never_red(changes: dict[str, Any], rea
     assert rows([(finished(group(1, **changes), said), [True])]) == [
         ("insufficient", reason, [GINI], [GINI], "t-1")
     ] * len(LAYERS)
+
+
+@pytest.mark.parametrize("kind", [WindowKind.TOKEN, WindowKind.TIME])
+def test_rows_and_windows_agree_on_what_saw_enough(kind: WindowKind) -> None:
+    """Queries find the very windows that paging reads, whichever threshold is missing."""
+    seen = np.array([100, 99, 90, 89, 0, 100, 100])
+    of = group(
+        len(seen), kind=kind, seen=seen, lost=100 - seen, complete=seen == 100,
+        unknown_gap=(np.arange(len(seen)) == 5) & (kind is WindowKind.TIME),
+    )  # fmt: skip
+    columns = level_columns([(finished(of, None), np.ones(len(seen), bool))], 0.9)
+    table = pa.table({**columns, "place": np.arange(len(seen)).repeat(len(LAYERS))})
+    with duckdb.connect() as connection:
+        connection.register("windows", table)
+        found = connection.execute(
+            f"SELECT DISTINCT place FROM windows WHERE {COVERED} ORDER BY ALL"
+        ).fetchall()
+    expected = [0, 5, 6] if kind is WindowKind.TOKEN else [0, 1, 2, 6]
+    assert [place for (place,) in found] == expected
+    assert np.flatnonzero(of.is_covered(0.9)).tolist() == expected
 
 
 def test_a_layer_with_too_few_sound_rows_is_not_judged() -> None:

@@ -142,6 +142,33 @@ def test_a_layer_with_too_few_sound_rows_is_not_held_against_lines() -> None:
     assert all_of_it.red.tolist() == [[_bit("gini")] * 2]
 
 
+def test_a_layer_is_held_against_what_its_window_should_have_seen() -> None:
+    """Rows lost and rows suspicious add up: a layer that is insufficient cannot page either."""
+    book = book_of(
+        (
+            0,
+            version_of(
+                {
+                    line_key(band="0:4", kind="time"): {
+                        "gini": metric_lines(red_high=[-1.0] * LAYERS)
+                    }
+                }
+            ),
+        )
+    )
+    counts = np.zeros((2, LAYERS, EXPERTS), np.uint32)
+    counts[:, 0, : LANE.top_k] = 19
+    counts[:, 1, : LANE.top_k] = 17  # of 19 seen enough, of 20 expected not
+    counts[1, 1, : LANE.top_k] = 18
+    group = group_of(
+        2, kind=WindowKind.TIME, counts=counts, seen=np.array([19, 19]),
+        expected=np.array([20, 20]), lost=np.array([1, 1]), complete=np.zeros(2, np.bool_),
+    )  # fmt: skip
+    judgement = WindowFinisher(book)(group)[0].judgement
+    assert judgement is not None
+    assert judgement.red.tolist() == [[_bit("gini"), 0], [_bit("gini")] * 2]
+
+
 def test_a_group_may_span_an_activation() -> None:
     """Each window has the version in force when it closed; one without a time has none."""
     high = {line_key(): {"gini": metric_lines(red_high=[9.0, 9.0])}}

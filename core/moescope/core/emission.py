@@ -131,6 +131,21 @@ class WindowGroup:
         return len(self.start)
 
     @property
+    def coverage(self) -> NDArray[np.float64]:
+        """Share seen of what should have been, [W]; NaN: a gap of unknown length hides it."""
+        return np.where(self.unknown_gap, np.nan, self.seen / np.maximum(self.expected, 1))
+
+    def is_covered(self, minimum: float) -> NDArray[np.bool_]:
+        """Which windows saw enough to say something, [W].
+
+        Token windows: all of their positions, since values depend on how many there are. Others: a
+        known share of at least `minimum`.
+        """
+        if self.kind is WindowKind.TOKEN:
+            return self.complete
+        return np.asarray(self.coverage >= minimum)
+
+    @property
     def bands(self) -> list[str]:
         """Volume band of each window: `requests:tokens` as powers of two; token windows: one."""
         if self.kind is WindowKind.TOKEN:
@@ -150,7 +165,8 @@ class Judgement:
         judged: uint64 [W, L], bit i set: a line of `JUDGED_METRICS[i]` was there and the value
             was not null.
         warn, red: uint64 [W, L], bits of metrics past their line; red ones are warn ones too.
-        exceedances: Increments of the paging statistics: complete windows at first closing only.
+        exceedances: Increments of the paging statistics: windows that saw enough, at their first
+            closing only.
     """
 
     version: Sequence[str]

@@ -52,14 +52,16 @@ class WindowFinisher:
 
         Args:
             book: Thresholds in force; read at each call. None: nothing is judged.
-            minimum_coverage: Where fewer of the rows that a window saw are counted at a layer,
-                the others were suspicious there, and the layer is not judged.
+            minimum_coverage: Shared windows that saw less cannot page. Nor is a layer judged at
+                which fewer rows are counted, since the others were lost or suspicious there.
         """
         self._minimum_coverage = minimum_coverage
         self._references: Remembered[_TrailingKey, LayerReferences] = Remembered(
             lambda key: layer_references(key.counts, key.top_k), REMEMBERED_REFERENCES
         )
-        self._judge = Judge(ThresholdBook() if book is None else book)
+        self._judge = Judge(
+            ThresholdBook() if book is None else book, minimum_coverage=minimum_coverage
+        )
         self._baselines = BaselineMixes()
 
     def __call__(self, group: WindowGroup) -> tuple[FinishedWindows, Histograms]:
@@ -100,8 +102,13 @@ class WindowFinisher:
     def _judgeable(
         self, group: WindowGroup, tokens: NDArray[np.int64], values: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The values without those of layers at which too few rows are counted."""
-        too_few = tokens < self._minimum_coverage * group.seen[:, None]
+        """The values without those of layers at which too few rows are counted.
+
+        Where the window saw too few, its layers are held against what it saw: its level says
+        `insufficient` whatever they are past, and what that is remains worth knowing.
+        """
+        due = np.where(group.is_covered(self._minimum_coverage), group.expected, group.seen)
+        too_few = tokens < self._minimum_coverage * due[:, None]
         return np.where(too_few[..., None], np.nan, values) if too_few.any() else values
 
     def _reference(self, group: WindowGroup) -> LayerReferences | None:

@@ -48,10 +48,16 @@ _ALERTING = np.uint64(sum(1 << bit for bit, each in enumerate(JUDGED_METRICS) if
 
 
 class Judge:
-    """Applies the thresholds of a book to finished windows; prepared lines are remembered."""
+    """Applies the thresholds of a book to finished windows; prepared lines are remembered.
 
-    def __init__(self, book: ThresholdBook) -> None:
+    Args:
+        book: Thresholds in force; read at each call.
+        minimum_coverage: Shared windows that saw less of their tokens cannot page.
+    """
+
+    def __init__(self, book: ThresholdBook, *, minimum_coverage: float = 0.9) -> None:
         self._book = book
+        self._minimum_coverage = minimum_coverage
         self._lines: Remembered[_LinesOf, NDArray[np.float64] | None] = Remembered(
             _packed_lines, REMEMBERED_LINES
         )
@@ -108,7 +114,9 @@ class Judge:
             judged=judged,
             warn=warn,
             red=red,
-            exceedances=worst_of_slots(group, names, judged, red, worst),
+            exceedances=worst_of_slots(
+                group, names, judged, red, worst, minimum_coverage=self._minimum_coverage
+            ),
         )
 
     def _lines_of(

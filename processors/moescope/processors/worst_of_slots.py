@@ -9,7 +9,6 @@ import numpy as np
 from moescope.core.clock import NO_TIME
 from moescope.core.exceedance import SLOT_US, Exceedance, ExceedanceKey, Exceedances
 from moescope.core.metrics import JUDGED_METRICS, Family
-from moescope.core.vocabulary import WindowKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,8 +49,10 @@ def worst_of_slots(
     judged: NDArray[np.uint64],
     red: NDArray[np.uint64],
     worst: WorstOfWindows,
+    *,
+    minimum_coverage: float,
 ) -> Exceedances:
-    """Exceedances of a group: those of complete, timed windows at their first closing.
+    """Exceedances of a group: those of covered, timed windows at their first closing.
 
     Args:
         group: Judged windows.
@@ -59,10 +60,10 @@ def worst_of_slots(
         judged: uint64 [W, L], as `Judgement`.
         red: uint64 [W, L].
         worst: Of each window, by family in the order of `Family`.
+        minimum_coverage: A shared window that saw less is insufficient, and cannot page.
     """
-    counted = group.complete & (group.row_version == 1) & (group.close_time_us != NO_TIME)
-    if group.kind is not WindowKind.TOKEN:
-        counted = counted & ~group.unknown_gap
+    counted = group.is_covered(minimum_coverage) & (group.row_version == 1)
+    counted &= group.close_time_us != NO_TIME
     windows = np.flatnonzero(counted)
     slots = group.close_time_us[windows] // SLOT_US * SLOT_US
     names, version_of = np.unique(np.array(versions)[windows], return_inverse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moescope.core.emission import FinishedWindows, WindowGroup
+    from moescope.core.emission import FinishedWindows
 
 Kept = tuple["FinishedWindows", "NDArray[np.bool_]"]
 """A finished group, and which of its windows to store: bool [W]."""
@@ -37,6 +37,16 @@ _NAMES = pa.array([metric.name for metric in JUDGED_METRICS])
 _BITS = np.arange(len(JUDGED_METRICS), dtype=np.uint64)
 _ALERTING = np.uint64(sum(1 << bit for bit, metric in enumerate(JUDGED_METRICS) if metric.alerts))
 """Bits of the metrics that decide a level; the others inform."""
+
+COVERED: Final = (
+    "(level_reason IS NULL OR level_reason NOT IN ("
+    + ", ".join(
+        f"'{reason}'"
+        for reason in (LevelReason.COVERAGE_UNKNOWN, LevelReason.COVERAGE, LevelReason.PARTIAL)
+    )
+    + "))"
+)
+"""SQL: rows of `windows` that saw enough, as `WindowGroup.is_covered` tells it of a group."""
 
 
 def level_columns(parts: Sequence[Kept], minimum_coverage: float) -> dict[str, pa.Array]:
@@ -81,11 +91,6 @@ def level_columns(parts: Sequence[Kept], minimum_coverage: float) -> dict[str, p
     }
 
 
-def coverage(group: WindowGroup) -> NDArray[np.float64]:
-    """Share seen of what should have been, [W]; NaN where a gap of unknown length hides it."""
-    return np.where(group.unknown_gap, np.nan, group.seen / np.maximum(group.expected, 1))
-
-
 def _too_little(finished: FinishedWindows, minimum_coverage: float) -> NDArray[np.int32]:
     """Index into `_REASONS` of why a window says too little at a layer, [W, L]; the first."""
     group = finished.group
@@ -93,7 +98,7 @@ def _too_little(finished: FinishedWindows, minimum_coverage: float) -> NDArray[n
     counted = finished.tokens / np.maximum(group.expected, 1)[:, None]
     of_windows = (
         (LevelReason.COVERAGE_UNKNOWN, group.unknown_gap),
-        (LevelReason.COVERAGE, coverage(group) < minimum_coverage),
+        (LevelReason.COVERAGE, group.coverage < minimum_coverage),
         (LevelReason.PARTIAL, partial),
     )
     return np.select(

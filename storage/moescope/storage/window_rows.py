@@ -14,7 +14,7 @@ from moescope.core.router_sums import LAGS
 from moescope.core.vocabulary import WindowKind
 from moescope.storage.columns import chosen, constant, timestamps, vectors
 from moescope.storage.lanes import lane_id
-from moescope.storage.levels import coverage, level_columns
+from moescope.storage.levels import level_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,7 +110,7 @@ def window_rows(parts: Sequence[Kept], minimum_coverage: float, commit_id: int) 
         "seen": pa.array(each(lambda group: group.seen)),
         "expected": pa.array(each(lambda group: group.expected)),
         "lost": pa.array(each(lambda group: group.lost)),
-        "coverage": pa.array(each(coverage), from_pandas=True),
+        "coverage": pa.array(each(lambda group: group.coverage), from_pandas=True),
         "complete": pa.array(each(lambda group: group.complete)),
         "counts": vectors(counts.astype(np.uint64, copy=False), experts),
         "dropped": pa.array(dropped, mask=dropped == np.uint64(DROPS_UNKNOWN)),

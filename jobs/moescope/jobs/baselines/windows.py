@@ -135,9 +135,9 @@ def read_windows(
 ) -> Iterator[BaselineWindows]:
     """Windows of a baseline, one kind at a time.
 
-    Only complete, covered and disjoint windows (stride = size), and only row versions as they
-    stand. Training is left out: no run has enough units for a line. Where token rows were
-    sampled, a row counts as its weight says: red ones were all kept, each for itself.
+    Only covered and disjoint windows (stride = size; token windows: whole ones), and only row
+    versions as they stand. Training is left out: no run has enough units for a line. Where token
+    rows were sampled, a row counts as its weight says: red ones were all kept, each for itself.
 
     Args:
         cursor: A connection for reading.
@@ -163,7 +163,9 @@ def _conditions(
 ) -> tuple[str, dict[str, Any]]:
     parts = [
         "list_contains($lanes::VARCHAR[], lane)",
-        "phase <> 'train' AND stride = size AND complete AND coverage >= $coverage AND weight > 0",
+        "phase <> 'train' AND stride = size AND weight > 0",
+        # The windows that paging reads: of a token window all positions, of others a known share.
+        "(complete OR window_kind <> 'token') AND coverage >= $coverage",
     ]
     values: dict[str, Any] = {"lanes": list(shape.lanes), "coverage": minimum_coverage}
     if baseline.spans:

@@ -172,9 +172,9 @@ def _too_little(
     if not samples:
         return InsufficientDataError(
             what,
-            why="It holds no complete window of event time, prefill, decode or eval."
+            why="It holds no whole window of event time, prefill, decode or eval."
             if baseline.spans
-            else "It holds no complete window of prefill, decode or eval.",
+            else "It holds no whole window of prefill, decode or eval.",
             next_step="Check its spans and what it leaves out.",
         )
     closest = max(samples, key=lambda sample: sample.unit_count)

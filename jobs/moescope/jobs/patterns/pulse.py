@@ -14,6 +14,7 @@ import numpy as np
 
 from moescope.jobs.patterns.finding import Finding
 from moescope.jobs.patterns.stretches import Shown, stretches
+from moescope.storage.levels import COVERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +28,10 @@ HEALTHY_SHARE: Final = 0.99
 FEWEST_HEALTHY: Final = 100
 HALF: Final = 0.5
 
-_WINDOWS = """
+_WINDOWS = f"""
     SELECT lane, phase, size, start, layer, lag_overlap
     FROM windows
-    WHERE window_kind = 'time' AND scope_kind = 'all' AND lag_overlap IS NOT NULL AND complete
+    WHERE window_kind = 'time' AND scope_kind = 'all' AND lag_overlap IS NOT NULL AND {COVERED}
         AND close_time >= make_timestamp(?) AND close_time < make_timestamp(?)
     ORDER BY lane, phase, size, start, layer
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from moescope.storage.levels import COVERED
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -53,7 +55,7 @@ class WindowShares:
 def window_shares(
     cursor: duckdb.DuckDBPyConnection, from_us: int, to_us: int
 ) -> Iterator[tuple[Series, list[WindowShares]]]:
-    """Judged, complete time windows that closed in a span of event time, by series.
+    """Judged time windows that saw enough and closed in a span of event time, by series.
 
     Args:
         cursor: For reading.
@@ -68,7 +70,7 @@ def window_shares(
         f"""
         SELECT lane, phase, scope_kind, scope_value, size, start, {reds}, {means}
         FROM windows
-        WHERE window_kind = 'time' AND threshold_version IS NOT NULL AND complete
+        WHERE window_kind = 'time' AND threshold_version IS NOT NULL AND {COVERED}
             AND close_time >= make_timestamp(?) AND close_time < make_timestamp(?)
         GROUP BY ALL ORDER BY ALL
         """,

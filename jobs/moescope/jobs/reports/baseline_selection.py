@@ -23,16 +23,23 @@ def baseline_of(facts: BaselineFacts) -> Baseline:
 
 
 def baseline_windows(
-    cursor: duckdb.DuckDBPyConnection, head: Head, baseline: Baseline
+    cursor: duckdb.DuckDBPyConnection, head: Head, baseline: Baseline, minimum_coverage: float
 ) -> Selection:
-    """Condition over `windows w`: the windows that calibration read, as far as they are stored."""
+    """Condition over `windows w`: the windows that calibration read, as far as they are stored.
+
+    Args:
+        cursor: For reading.
+        head: Of the version.
+        baseline: What it was made from.
+        minimum_coverage: Of its calibration.
+    """
     out = list(baseline.without_spans)
     if baseline.without_alerts:
         scope = " AND ".join(f"{column} = ?" for column in SCOPE)
         lanes = fetch(cursor, f"SELECT lane FROM lanes WHERE {scope}", list(head.scope))
         out += fired_spans(cursor, [lane for (lane,) in lanes])
-    parts = ["w.stride = w.size"]
-    values: list[Any] = []
+    parts = ["w.stride = w.size", "(w.complete OR w.window_kind <> 'token')", "w.coverage >= ?"]
+    values: list[Any] = [minimum_coverage]
     for column, wanted in (("domain", baseline.domains), ("node", baseline.nodes)):
         parts.append(_IN_LIST.format(column))
         values += [list(wanted), list(wanted)]

@@ -32,6 +32,7 @@ from moescope.jobs.reports.version_facts import (
     version_facts,
 )
 from moescope.jobs.reports.words import moment
+from moescope.storage.store import DEFAULT_MINIMUM_COVERAGE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +66,9 @@ def build_report(
         facts["summary"] = {**facts["summary"], "held_out": held_out}
     baseline = baseline_facts(cursor, head)
     lines = line_facts(cursor, head)
-    judged = Judged(cursor, head, baseline_windows(cursor, head, baseline_of(baseline)))
+    covered = float(facts["summary"].get("minimum_coverage", DEFAULT_MINIMUM_COVERAGE))
+    chosen = baseline_windows(cursor, head, baseline_of(baseline), covered)
+    judged = Judged(cursor, head, chosen)
     baseline["first_time"], baseline["last_time"] = map(moment, judged.time_range())
     changes = change_facts(cursor, head, version_before(cursor, head))
     seen = window_facts(judged, lines, main_keys(lines), MOST_HEATMAPS)

@@ -58,7 +58,7 @@ class JudgedRows(NamedTuple):
 
 
 class Judged:
-    """Complete windows of a selection, judged by a version's lines.
+    """Windows of a selection, judged by a version's lines.
 
     A window is judged as when it closes: by the lines of its scene where there are some, else by
     those of any scenes; past a line is strictly past. Rows stand for as many windows as their
@@ -81,7 +81,7 @@ class Judged:
         first, last = fetch(
             self._cursor,
             f"SELECT min(w.first_time), max(w.last_time) FROM windows w"
-            f" WHERE {scope} AND w.complete AND {self._selection.condition}",
+            f" WHERE {scope} AND {self._selection.condition}",
             [*self._head.scope, *self._selection.parameters],
         )[0]
         return first, last
@@ -94,8 +94,8 @@ class Judged:
             f"SELECT w.layer, {_SCENE} AS window_scene, w.band, w.weight, w.lane, w.node,"
             " w.scope_value, w.start, w.request, w.close_time,"
             " coalesce(w.threshold_version = ?, false) AS of_this_version,"
-            f" {values} FROM windows w WHERE {scope} AND w.complete AND w.coverage IS NOT NULL"
-            f" AND w.weight > 0 AND {self._selection.condition}",
+            f" {values} FROM windows w WHERE {scope} AND w.weight > 0"
+            f" AND {self._selection.condition}",
             params=[self._head.version, *self._head.scope, *kind, *self._selection.parameters],
         )
         lines = fetch(
