@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from hashlib import blake2b
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from moescope.core.clock import ManualClock
 from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
 from moescope.producers import Recorder
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
+from moescope.producers.vllm_plugin.content import EngineContent
 from moescope.producers.vllm_plugin.experts import ExpertMap
 from moescope.producers.vllm_plugin.host import host_copies
 from moescope.producers.vllm_plugin.probe import ERRORS_ALLOWED, EngineProbe
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
 LAYERS, EXPERTS, TOP_K = 2, 8, 3
 SUBJECT = "vLLM plugin"
+SECRET = b"0123456789abcdef"
 CPU = torch.device("cpu")
 
 
@@ -154,9 +157,11 @@ class Engine:
         self,
         folder: Path,
         runner: Any,
+        *,
         refusal: str = "",
         experts: Any = None,
         clock: Clock | None = None,
+        content: EngineContent | None = None,
     ) -> None:
         self.folder, self.runner = folder, runner
         self.model = torch.nn.ModuleList([Layer(layer) for layer in range(LAYERS)])
@@ -170,9 +175,9 @@ class Engine:
             wrap_router(layer.router, self.capture, index) for index, layer in enumerate(self.model)
         ]
         self.probe = EngineProbe(
-            self.recorder, EngineRequests(self.recorder, "unknown"), layout_of(runner),
-            self.capture, host_copies(self.capture, with_token_ids=False), refusal=refusal,
-            experts=experts,
+            self.recorder, EngineRequests(self.recorder, "unknown", content), layout_of(runner),
+            self.capture, host_copies(self.capture, with_token_ids=content is not None),
+            refusal=refusal, experts=experts, content=content,
         )  # fmt: skip
         self.random = torch.Generator().manual_seed(5)
 
@@ -641,3 +646,147 @@ def test_rows_have_the_placement_under_which_they_were_computed(tmp_path: Path) 
         if not row.is_context
     ]
     assert sorted(rows) == [(1, "a", 0), (1, "a", 1), (4, "b", 0), (4, "b", 1), (4, "b", 2)]
+
+
+class KeyedEngine(Engine):
+    """One that records content keys; token 1 is what all prompts consist of."""
+
+    def __init__(self, folder: Path, runner: Any, clock: Clock | None = None) -> None:
+        super().__init__(folder, runner, clock=clock, content=EngineContent(SECRET))
+
+    def give(
+        self,
+        step: SchedulerOutput,
+        computed: dict[str, int],
+        tokens: list[int],
+        forward: Callable[[], Any] | None = None,
+    ) -> Any:
+        """A step whose rows the device has these tokens for, in the order of the rows."""
+
+        def with_tokens() -> Any:
+            runner = self.runner
+            state = getattr(runner, "execute_model_state", None)
+            there = runner.input_ids.gpu if state is None else state.input_batch.input_ids
+            there[: len(tokens)] = torch.tensor(tokens)
+            return (forward or (lambda: self.route(len(tokens))))()
+
+        return self.run(step, computed, with_tokens)
+
+    def keys(self) -> dict[str, dict[int, int | None]]:
+        """By request and position, rejected drafts left out, after the engine's end."""
+        self.recorded()
+        found: dict[str, dict[int, int | None]] = {}
+        for batch, *_ in logged(self.folder / "log", self.recorder.node):
+            tokens = batch.tokens
+            for at in range(0 if tokens is None else len(tokens)):
+                assert tokens is not None
+                assert tokens.token_id is None  # keys come without the tokens
+                if tokens.phase[at] == Phase.DRAFT:
+                    continue
+                of_request = found.setdefault(batch.requests.ids[tokens.request[at]], {})
+                key = None if tokens.content_key is None else int(tokens.content_key[at])
+                assert of_request.setdefault(int(tokens.position[at]), key) == key
+        return found
+
+
+def keys_of(tokens: list[int]) -> dict[int, int]:
+    """By position, as the definition of content keys says."""
+    keys = {}
+    for at in range(len(tokens)):
+        text = b"".join(token.to_bytes(4, "little") for token in tokens[: at + 1])
+        digest = blake2b(text, key=SECRET, digest_size=8, person=b"moescope content").digest()
+        keys[at] = int.from_bytes(digest, "little")
+    return keys
+
+
+def test_keys_are_of_the_tokens_that_the_device_has(tmp_path: Path, verified: Any) -> None:
+    """Under asynchronous scheduling no host knows what was sampled: the pass's own input does."""
+    engine = KeyedEngine(tmp_path, RunnerV1())
+    new = {"a": (3, 0), "b": (5, 4)}
+    engine.give(scheduled({"a": 3, "b": 1}, new=new), {"a": 0, "b": 4}, [1, 1, 1, 1])
+    step = scheduled({"a": 1, "b": 1}, computed={"a": 3, "b": 5})
+    engine.give(step, {"b": 5, "a": 3}, [8, 7])
+
+    def not_a_number() -> None:
+        logits = torch.randn(2, LAYERS, EXPERTS)
+        logits[0] = torch.nan
+        for index, layer in enumerate(engine.model):
+            layer.router.select_experts(torch.zeros(2, 1), logits[:, index])
+
+    step = scheduled({"a": 1, "b": 1}, computed={"a": 4, "b": 6})
+    engine.give(step, {"a": 4, "b": 6}, [9, 10], not_a_number)
+    engine.give(scheduled({"a": 1}, computed={"a": 5}), {"a": 5}, [11])
+    found = engine.keys()
+    whole = keys_of([1, 1, 1, 7, 9, 11])
+    assert found["a"] == {at: key for at, key in whole.items() if at != 4}
+    whole = keys_of([1, 1, 1, 1, 1, 8, 10])
+    assert found["b"] == {at: key for at, key in whole.items() if at > 3}
+    verified(subject=SUBJECT, what="content keys: tokens as the device has them (V1's structures)")
+
+
+def test_v2_keys_leave_rejected_drafts_out(tmp_path: Path, verified: Any) -> None:
+    """The device knows the positions, and later what was accepted; a resumed one begins anew."""
+    engine = KeyedEngine(tmp_path, RunnerV2(drafts=2))
+    engine.give(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0}, [1, 1])
+    step = scheduled({"a": 3}, computed={"a": 2}, drafts={"a": 2})
+    engine.give(step, {"a": 2}, [5, 6, 90])
+    told = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[[6, 7]])
+    engine.probe.after_sampling(SimpleNamespace(model_runner_output=told))
+    engine.give(scheduled({"a": 1}, computed={"a": 4}), {"a": 4}, [7])
+    again = [1, 1, 5, 6, 7, 8]
+    engine.give(scheduled({"a": 6}, new={"a": (2, 0)}), {"a": 0}, again)
+    assert engine.keys()["a"] == keys_of(again)
+    verified(subject=SUBJECT, what="content keys: V2's structures (never run)")
+
+
+@pytest.mark.parametrize("how", ["switched off", "counts", "refused"])
+def test_behind_what_was_not_seen_there_are_no_keys(tmp_path: Path, how: str) -> None:
+    """What was generated meanwhile nobody knows; a prompt is known also where it was not seen."""
+    clock = ManualClock(1_700_000_000_000_000)
+    engine = KeyedEngine(tmp_path, RunnerV1(), clock=clock)
+    switch = tmp_path / "ring" / "disable"
+    new = {"a": (2, 0), "b": (9, 0)}
+    engine.give(scheduled({"a": 2, "b": 3}, new=new), {"a": 0, "b": 0}, [1] * 5)
+    forward = None
+    if how == "switched off":
+        switch.touch()
+    elif how == "counts":
+        assert engine.recorder.set_fidelity("counts")
+    else:
+        forward = lambda: engine.route(3)  # noqa: E731 - not the rows that were scheduled
+    clock.sleep(2)
+    step = scheduled({"a": 1, "b": 3}, computed={"a": 2, "b": 3})
+    engine.give(step, {"a": 2, "b": 3}, [5, 1, 1, 1], forward)
+    switch.unlink(missing_ok=True)
+    assert engine.recorder.set_fidelity("full")
+    clock.sleep(2)
+    step = scheduled({"a": 1, "b": 2}, computed={"a": 3, "b": 6})
+    engine.give(step, {"a": 3, "b": 6}, [6, 1, 1])
+    step = scheduled({"a": 1, "b": 1}, computed={"a": 4, "b": 8})
+    engine.give(step, {"a": 4, "b": 8}, [7, 1])
+    assert engine.probe.counters.errors == 0
+    found = engine.keys()
+    assert (found["a"][3], found["a"][4]) == (None, None)
+    whole = keys_of([1] * 9)
+    assert {at: found["b"][at] for at in (6, 7, 8)} == {at: whole[at] for at in (6, 7, 8)}
+
+
+def test_rows_without_keys_keep_their_routes(tmp_path: Path) -> None:
+    """They are recorded apart from the others of their pass, with what belongs to them."""
+    engine = KeyedEngine(tmp_path, RunnerV1())
+    step = scheduled({"a": 3, "b": 2, "c": 1}, new={"a": (3, 0), "b": (2, 0), "c": (1, 0)})
+    step.scheduled_new_reqs[1].prompt_embeds = torch.zeros(2, 4)
+    logits = engine.give(step, {"c": 0, "b": 0, "a": 0}, [1, 0, 0, 1, 1, 1])
+    step = scheduled({"b": 1}, computed={"b": 2})
+    engine.give(step, {"b": 2}, [5])
+    rows = chosen(logits)
+    found = engine.recorded()
+    assert experts(found, "c") == {0: rows[0]}
+    assert [experts(found, "b")[at] for at in (0, 1)] == rows[1:3]
+    assert experts(found, "a") == dict(enumerate(rows[3:]))
+    passes = {row.pass_id for one in "abc" for row in found.requests[one].rows if row.position < 2}
+    assert passes == {1}
+    keys = engine.keys()
+    assert keys == {
+        "a": keys_of([1, 1, 1]), "b": dict.fromkeys(range(3)), "c": keys_of([1]),
+    }  # fmt: skip

@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from moescope.producers.recorder import Recorder
     from moescope.producers.vllm_plugin.capture import RoutingCapture
+    from moescope.producers.vllm_plugin.content import ContentKeys, EngineContent
     from moescope.producers.vllm_plugin.experts import ExpertMap, Experts
     from moescope.producers.vllm_plugin.host import HostCopies, HostCopy
     from moescope.producers.vllm_plugin.requests import EngineRequests, NamedRequests
@@ -71,6 +72,16 @@ class _Seen:
     outcome: Any = None
 
 
+class _Given(NamedTuple):
+    """Rows for the recorder, [T]."""
+
+    positions: NDArray[Any]
+    ids: NDArray[Any]
+    phases: NDArray[np.uint8]
+    weights: NDArray[Any] | None
+    tokens: NDArray[Any] | None
+
+
 class EngineProbe:
     """Records the routing of one model runner's passes.
 
@@ -89,6 +100,7 @@ class EngineProbe:
             at all.
         detach: Takes the wrappers off the routers.
         experts: Knows on which expert-parallel ranks experts are.
+        content: Makes content keys; None where none are recorded.
     """
 
     def __init__(
@@ -104,6 +116,7 @@ class EngineProbe:
         hash_tokens: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
         detach: Callable[[], None] = lambda: None,
         experts: Experts | None = None,
+        content: EngineContent | None = None,
     ) -> None:
         self.recorder = recorder
         self.counters = EngineCounters()
@@ -117,6 +130,7 @@ class EngineProbe:
         self._hash_tokens = hash_tokens
         self._detach = detach
         self._experts = experts or SettledExperts(None)
+        self._content = content
         self._coming: ExpertMap | None = None
         self._told: ExpertMap | None = None
         self._is_closed = False
@@ -164,6 +178,7 @@ class EngineProbe:
                 self._capture.disarm()
                 route_compiled_to(None)
             if not is_complete:
+                self._miss_content()
                 return
             self.counters.passes += 1
             rows = int(scheduled.total_num_scheduled_tokens)
@@ -214,10 +229,17 @@ class EngineProbe:
         try:
             yield
         except UnknownLayoutError as error:
+            self._miss_content()
             self._refuse(rows, error.reason)
         except Exception:
+            self._miss_content()
             self._refuse(rows, "an error of the probe")
             raise
+
+    def _miss_content(self) -> None:
+        """The tokens of a pass were not seen."""
+        if self._content is not None:
+            self._content.miss(self.counters.passes)
 
     def _refuse(self, rows: int, reason: str) -> None:
         self.counters.refused_rows += rows
@@ -291,6 +313,11 @@ class EngineProbe:
         positions = step.row_positions() if rows.positions is None else rows.positions
         phases = step.row_phases(positions, seen.requests.prompt_tokens, accepted)
         counts = step.counts
+        content = (
+            self._content_of(seen, positions, tokens, accepted)
+            if self._content is not None
+            else None
+        )
         kept = rows_of_numbers(weights) if seen.has_weights else None
         if kept is not None:
             ids, weights, positions, phases = (
@@ -300,6 +327,7 @@ class EngineProbe:
                 phases[kept],
             )
             tokens, counts = None if tokens is None else tokens[kept], step.counts_of(kept)
+            content = None if content is None else content.of_rows(kept)
         if is_blank(ids):
             raise UnknownLayoutError("a layer's ids are all the same number")
         if self._needs_weights:
@@ -308,7 +336,10 @@ class EngineProbe:
             tokens = self._hash_tokens(tokens)
         is_one_row_each = step.rows == len(counts) == len(ids) and bool((phases == phases[0]).all())
         self.recorder.spend(perf_counter() - started)
-        if len(ids):
+        if content is not None and content.has_keys is not None:
+            given = _Given(positions, ids, phases, weights if self._with_weights else None, tokens)
+            self._give_apart(seen, counts, content, given)
+        elif len(ids):
             self.recorder.record(
                 seen.requests.names,
                 positions,
@@ -317,11 +348,64 @@ class EngineProbe:
                 weights=weights if self._with_weights else None,
                 pass_id=seen.number,
                 token_ids=tokens,
+                content_keys=None if content is None else content.keys,
                 rows_per_request=None if is_one_row_each else counts,
             )
         self.counters.passed_rows += len(ids)
         if kept is not None:
             self._refuse(step.rows - len(ids), NOT_NUMBERS)
+
+    def _content_of(
+        self,
+        seen: _Seen,
+        positions: NDArray[Any],
+        tokens: NDArray[Any] | None,
+        accepted: NDArray[np.int64],
+    ) -> ContentKeys | None:
+        """Content keys of a pass's rows; None where none has any, or none would be shipped."""
+        if self._content is None or tokens is None or not self._needs_weights:
+            self._miss_content()
+            return None
+        return self._content.keys(
+            seen.number,
+            seen.step,
+            seen.requests.requests,
+            positions=positions,
+            token_ids=tokens,
+            accepted=accepted,
+        )
+
+    def _give_apart(
+        self,
+        seen: _Seen,
+        counts: NDArray[np.int64],
+        content: ContentKeys,
+        given: _Given,
+    ) -> None:
+        """Record the rows that have a content key, and those that have none.
+
+        Args:
+            seen: The pass.
+            counts: int64 [R], rows of each request.
+            content: Keys of the rows [T].
+            given: The rows.
+        """
+        for has_keys in (True, False):
+            of_part = content.has_keys == has_keys
+            part = np.repeat(of_part, counts)
+            if not part.any():
+                continue
+            self.recorder.record(
+                seen.requests.names,
+                given.positions[part],
+                given.ids[part],
+                given.phases[part],
+                weights=None if given.weights is None else given.weights[part],
+                pass_id=seen.number,
+                token_ids=None if given.tokens is None else given.tokens[part],
+                content_keys=content.keys[part] if has_keys else None,
+                rows_per_request=np.where(of_part, counts, 0),
+            )
 
     def _tell(self, experts: ExpertMap | None) -> None:
         """Let the rows that follow be those of a placement of experts."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.producers.recorder import Recorder
+    from moescope.producers.vllm_plugin.content import EngineContent, RequestContent
 
 TASK_ARGUMENT: Final = "moescope_task"
 SCENE_ARGUMENT: Final = "moescope_scene"
@@ -34,6 +35,7 @@ class EngineRequest:
         prompt_tokens: Length of its prompt.
         most_tokens: What may be generated.
         stop_tokens: Each of them ends it.
+        content: What content keys are made from; None where none are.
     """
 
     name: str
@@ -44,6 +46,7 @@ class EngineRequest:
     prompt_tokens: int
     most_tokens: int = UNLIMITED
     stop_tokens: frozenset[int] = frozenset()
+    content: RequestContent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +72,15 @@ class EngineRequests:
     Args:
         recorder: Told of each.
         scene: Of requests that name none.
+        content: Begins the content of each; None where no content keys are recorded.
     """
 
-    def __init__(self, recorder: Recorder, scene: str) -> None:
+    def __init__(
+        self, recorder: Recorder, scene: str, content: EngineContent | None = None
+    ) -> None:
         self._recorder = recorder
         self._scene = scene
+        self._content = content
         self._running: dict[str, EngineRequest] = {}
         self._names: set[str] = set()
         self._of_task: dict[str, int] = {}
@@ -95,6 +102,8 @@ class EngineRequests:
                 self._begin(new)
             elif known.prompt_tokens != _prompt_tokens(new):  # a session was sent more input
                 known.prompt_tokens = _prompt_tokens(new)
+                if self._content is not None:
+                    known.content = self._content.go_on(known.content, new)
                 self._tell(known)
 
     def end(self, engine_ids: Iterable[str]) -> None:
@@ -150,6 +159,7 @@ class EngineRequests:
             prompt_tokens=_prompt_tokens(new),
             most_tokens=getattr(sampling, "max_tokens", None) or UNLIMITED,
             stop_tokens=frozenset(stop for stop in stops if stop is not None),
+            content=None if self._content is None else self._content.begin(new),
         )
         self._running[new.req_id] = request
         self._names.add(name)

@@ -54,6 +54,7 @@ class PluginSettings:
     scene: str = UNKNOWN_SCENE
     token_ids: TokenIdKind = TokenIdKind.OFF
     token_key_file: str | None = None
+    content_key_file: str | None = None
     cpu_budget: float | None = None
     ring_bytes: int = DEFAULT_RING_BYTES
 
@@ -137,6 +138,10 @@ VARIABLES: Final = (
     Variable(
         "MOESCOPE_TOKEN_KEY_FILE", "token_key_file", str, "file",
         "Key of `keyed_hash`.",
+    ),
+    Variable(
+        "MOESCOPE_CONTENT_KEY_FILE", "content_key_file", str, "file",
+        "Secret of content keys; without it none are recorded.",
     ),
     Variable(
         "MOESCOPE_CPU_BUDGET", "cpu_budget", _ratio, "number",

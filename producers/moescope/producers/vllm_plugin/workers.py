@@ -11,6 +11,7 @@ from moescope.core.vocabulary import TokenIdKind
 from moescope.producers.recorder import Recorder
 from moescope.producers.token_ids import KeyedHash
 from moescope.producers.vllm_plugin.capture import RoutingCapture, wrap_router
+from moescope.producers.vllm_plugin.content import EngineContent, secret_of
 from moescope.producers.vllm_plugin.experts import Experts, SettledExperts, experts_of
 from moescope.producers.vllm_plugin.host import host_copies
 from moescope.producers.vllm_plugin.identity import (
@@ -126,16 +127,17 @@ def attach_probe(
     if not routing.layers:
         _engine_log.info("The model has no MoE layers: nothing is recorded.")
         return None
+    content = _content_of(settings)
     version = str(importlib.import_module("vllm").__version__)
     recorder = Recorder(**recorder_arguments(settings, config, routing, ranks, version))
     layout = layout_of(runner)
     refusal = routing.refusal or ("" if layout else f"unknown runner {type(runner).__name__}")
     capture = None if refusal else _capture(runner, routing)
     detach = _nothing if capture is None else _wrap(routing, capture)
-    has_tokens = settings.token_ids is not TokenIdKind.OFF
+    has_tokens = settings.token_ids is not TokenIdKind.OFF or content is not None
     probe = EngineProbe(
         recorder,
-        EngineRequests(recorder, settings.scene),
+        EngineRequests(recorder, settings.scene, content),
         layout,
         capture,
         None if capture is None else host_copies(capture, with_token_ids=has_tokens),
@@ -144,6 +146,7 @@ def attach_probe(
         hash_tokens=_hash_of(settings, config.model_config),
         detach=detach,
         experts=_experts(runner, routing, groups),
+        content=content,
     )
     hook_runner(runner, probe)
     _engine_log.info(
@@ -203,6 +206,13 @@ def _hash_of(settings: PluginSettings, config: Any) -> KeyedHash | None:
     if settings.token_key_file is None or settings.token_ids is not TokenIdKind.KEYED_HASH:
         return None
     return KeyedHash(settings.token_key_file, vocabulary=int(config.get_vocab_size()))
+
+
+def _content_of(settings: PluginSettings) -> EngineContent | None:
+    """What makes content keys, where they are wanted."""
+    if settings.content_key_file is None:
+        return None
+    return EngineContent(secret_of(settings.content_key_file))
 
 
 def hook_runner(runner: Any, probe: EngineProbe) -> None:
