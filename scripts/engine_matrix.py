@@ -11,11 +11,12 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 FRESH = ROOT / "build" / "engines"
@@ -27,77 +28,196 @@ def kept() -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(KEPT.glob("*.json"))]
 
 
-class _Subject(NamedTuple):
-    """What is known about one family or feature: engine → what was verified; what was not."""
+PARTS = frozenset(
+    {"torch probe", "training", "vLLM plugin", "OLMo-core router", "OLMo-core experts"}
+)
+"""Subjects that are parts of moescope or of an engine; every other one is a family of models."""
 
-    verified: dict[str, set[str]]
-    not_verified: dict[tuple[str, str], set[str]]
+TRANSFORMERS = "transformers "
+ENGINES = (TRANSFORMERS, "OLMo-core ", "vLLM ")
+"""What names of engines begin with, in the order of the columns."""
+
+_VERIFIED, _NOT_VERIFIED, _NOTHING = "✓", "no", "–"
+
+
+class _Cell(NamedTuple):
+    """What is known of one subject on one engine."""
+
+    verified: set[str]
+    not_verified: dict[str, str]
+
+
+_Cells = dict[str, dict[str, _Cell]]
+"""Subject → engine → cell."""
 
 
 def engines_page() -> str:
-    """The matrix: subject × engine, and below what nobody verified."""
-    results = kept()
-    engines = sorted({str(result["engine"]) for result in results}, key=_natural)
-    subjects: dict[str, _Subject] = {}
+    """The page, from the kept results."""
+    return page(kept())
+
+
+def page(results: Iterable[dict[str, Any]]) -> str:
+    """Two tables: families by version of transformers, and what was verified by engine."""
+    cells: _Cells = {}
+    engines = set()
     for result in results:
-        for cell in result["cells"]:
-            subject = subjects.setdefault(cell["subject"], _Subject({}, {}))
-            if cell["why"]:
-                place = subject.not_verified.setdefault((cell["what"], cell["why"]), set())
-                place.add(result["engine"])
+        engine = str(result["engine"])
+        engines.add(engine)
+        for note in result["cells"]:
+            cell = cells.setdefault(note["subject"], {}).setdefault(engine, _Cell(set(), {}))
+            if note["why"]:
+                cell.not_verified[note["what"]] = note["why"]
             else:
-                subject.verified.setdefault(result["engine"], set()).add(cell["what"])
-    parts = ["# Engines and model families", _INTRODUCTION]
-    for name in ("transformers", "OLMo-core", "vLLM"):
-        columns = [engine for engine in engines if engine.startswith(name)]
-        verified = {
-            subject: known.verified
-            for subject, known in sorted(subjects.items())
-            if any(engine in known.verified for engine in columns)
-        }
-        if verified:
-            parts += [f"## {name}", _verified_table(columns, verified)]
-    missing = [
-        [f"`{subject}`", what, ", ".join(sorted(where, key=_natural)), why]
-        for subject, known in sorted(subjects.items())
-        for (what, why), where in sorted(known.not_verified.items())
+                cell.verified.add(note["what"])
+    families = {subject: cells[subject] for subject in sorted(cells.keys() - PARTS)}
+    parts = {subject: cells[subject] for subject in sorted(cells.keys() & PARTS)}
+    ordered = [
+        engine
+        for name in ENGINES
+        for engine in sorted(engines, key=_natural)
+        if engine.startswith(name)
     ]
-    if missing:
-        parts += [
-            "## Not verified",
-            _table(("subject", "what", "engine", "why"), missing),
+    lost = sorted(
+        subject
+        for subject, known in families.items()
+        if not all(engine.startswith(TRANSFORMERS) for engine in known)
+    )
+    if lost or len(ordered) < len(engines):
+        message = f"{lost or engines} would be in no table: name it in PARTS or ENGINES"
+        raise ValueError(message)
+    return "\n\n".join(
+        [
+            "# Engines and model families",
+            _INTRODUCTION,
+            *_families(families, [each for each in ordered if each.startswith(TRANSFORMERS)]),
+            *_features(parts, families, ordered),
         ]
-    return "\n\n".join(parts)
+    )
 
 
 _INTRODUCTION = """\
 What tests verified, on which engine: each cell comes from a test of `make engines` that passed,
 which fails when a test verifies more or less than this page says. Nothing here ran on a GPU.
-A cell with letters says which of the table's claims hold there; – means that the engine has no such
-family, or that nothing was verified."""
+
+- *Is my model covered?* Look for its family in the first table, in the column of your version.
+- *Is what I do with it covered?* Look in the second table."""
 
 
-def _verified_table(engines: list[str], subjects: dict[str, dict[str, set[str]]]) -> str:
-    claims = sorted(
-        {what for known in subjects.values() for each in known.values() for what in each}
+def _families(families: _Cells, engines: list[str]) -> Iterator[str]:
+    counted = Counter(
+        frozenset(cell.verified)
+        for known in families.values()
+        for cell in known.values()
+        if cell.verified
     )
-    letters = {what: _letter(number) for number, what in enumerate(claims)}
+    if not counted:
+        return
+    usual = set(min(counted, key=lambda claims: (-counted[claims], sorted(claims))))
     rows = [
-        [f"`{subject}`"]
-        + [
-            " ".join(letters[what] for what in sorted(known.get(engine, ()))) or "–"
-            for engine in engines
+        [
+            f"`{subject}`",
+            *(_family_cell(known.get(engine), usual) for engine in engines),
+            "; ".join(_remarks(known, usual)),
         ]
-        for subject, known in subjects.items()
+        for subject, known in families.items()
     ]
-    legend = "\n".join(f"- **{letter}**: {what}" for what, letter in letters.items())
-    return f"{_table(('subject', *engines), rows)}\n\n{legend}"
+    yield "## Model families, by version of transformers"
+    yield f"""\
+A family is a folder of `transformers.models`, mostly the `model_type` of a model's `config.json`;
+behind a comma stands a variant that routes in another way. A test builds a small model with random
+weights, and compares what the torch probe says with what the experts got.
+
+- **{_VERIFIED}**: verified: {_listed(usual)}. Words in its place: only those.
+- **{_NOT_VERIFIED}**: not covered; the last column says why.
+- **{_NOTHING}**: this version has no such family."""
+    yield _table(("family", *map(_version, engines), "remarks"), rows)
 
 
-def _letter(number: int) -> str:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    tens, ones = divmod(number, len(letters))
-    return (letters[tens - 1] if tens else "") + letters[ones]
+def _family_cell(cell: _Cell | None, usual: set[str]) -> str:
+    if cell is None:
+        return _NOTHING
+    if usual <= cell.verified:
+        return _VERIFIED
+    return ", ".join(sorted(cell.verified & usual)) or _NOT_VERIFIED
+
+
+def _remarks(known: dict[str, _Cell], usual: set[str]) -> Iterator[str]:
+    """What is verified beyond the usual, and what is not, each with the versions it is said of."""
+    more: dict[str, list[str]] = {}
+    for engine in sorted(known, key=_natural):
+        for what in known[engine].verified - usual:
+            more.setdefault(f"also verified: {what}", []).append(engine)
+        for what, why in known[engine].not_verified.items():
+            # A version that fails itself names itself: all that do share a remark.
+            reason = why.replace(engine, "transformers")
+            more.setdefault(f"{what} not verified: {reason}", []).append(engine)
+    for text, engines in sorted(more.items()):
+        everywhere = len(engines) == len(known)
+        yield text if everywhere else f"{text} ({', '.join(map(_version, engines))})"
+
+
+def _features(parts: _Cells, families: _Cells, engines: list[str]) -> Iterator[str]:
+    names = {
+        what
+        for known in parts.values()
+        for cell in known.values()
+        for what in cell.verified | cell.not_verified.keys()
+    }
+    if not names:
+        return
+    rows = []
+    for what in sorted(names):
+        of_engine = {
+            engine: [known[engine] for known in parts.values() if engine in known]
+            for engine in engines
+        }
+        whys = sorted(
+            {cell.not_verified.get(what, "") for each in of_engine.values() for cell in each}
+        )
+        rows.append(
+            [
+                what,
+                *(
+                    _feature_cell(what, of_engine[engine], _number(what, families, engine))
+                    for engine in engines
+                ),
+                "; ".join(filter(None, whys)),
+            ]
+        )
+    yield "## Features"
+    yield f"""\
+With transformers and OLMo-core the torch probe was tested, and the callback for transformers'
+Trainer; with vLLM the plugin.
+
+- **{_VERIFIED}**: a test of this feature passed.
+- **n families**: so many rows of the first table verified it.
+- **{_NOT_VERIFIED}**: known not to be covered; the last column says why.
+- **{_NOTHING}**: no test of it ran on this engine.
+
+*Refused*: moescope does not record it, and says why. *Same output* or *same answers*: something was
+made to fail, and the engine gave what it gives without moescope; *counted*: what was not recorded
+is in the counters."""
+    yield _table(("feature", *engines, "remarks"), rows)
+
+
+def _number(what: str, families: _Cells, engine: str) -> int:
+    return sum(engine in known and what in known[engine].verified for known in families.values())
+
+
+def _feature_cell(what: str, cells: list[_Cell], families: int) -> str:
+    words = []
+    if any(what in cell.verified for cell in cells):
+        words.append(_VERIFIED)
+    elif any(what in cell.not_verified for cell in cells):
+        words.append(_NOT_VERIFIED)
+    if families:
+        words.append(f"{families} families" if families > 1 else "1 family")
+    return ", ".join(words) or _NOTHING
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = sorted(words)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -105,6 +225,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(
         f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
     )
+
+
+def _version(engine: str) -> str:
+    return engine.removeprefix(TRANSFORMERS)
 
 
 def _natural(engine: str) -> list[tuple[int, str]]:
