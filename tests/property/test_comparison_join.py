@@ -81,6 +81,32 @@ def plain_js(reference: Counter[int], counts: Counter[int]) -> float:
     )
 
 
+def again_of(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Later sightings of a content key and position, each beside the first."""
+    first = first_sightings(rows, "content")
+    pairs = [(first[row.key, row.position], row) for row in rows]
+    return [(one, other) for one, other in pairs if one is not other]
+
+
+def check_stability(stability: Any, pairs: list[tuple[Row, Row]]) -> None:
+    """What a side makes of its own tokens, over all layers; nothing where it saw none again."""
+    if not pairs:
+        assert stability is None
+        return
+    assert stability["tokens"] == len(pairs)
+    common = [len(x & y) for a, b in pairs for x, y in zip(chosen(a), chosen(b), strict=True)]
+    assert stability["jaccard_stability"]["value"] == pytest.approx(
+        sum(each / (2 * TOP_K - each) for each in common) / len(common)
+    )
+    tops = [
+        x[0] == y[0] for a, b in pairs for x, y in zip(a.ids, b.ids, strict=True) if -1 not in x + y
+    ]
+    if tops:
+        assert stability["top1_stability"]["value"] == pytest.approx(sum(tops) / len(tops))
+    else:
+        assert stability["top1_stability"] is None
+
+
 def check(report: Any, pairs: list[tuple[Row, Row]]) -> None:
     """Every number of a report but the intervals, from pairs of plain rows."""
     assert report["tokens"] == len(pairs)
@@ -165,6 +191,7 @@ def test_joining_is_that_of_a_dictionary(
         assert side["rows"] == len(rows)
         assert side["duplicates"] == len(rows) - len(seen)
         assert side["unmatched"] == len(seen) - matched
+        check_stability(side["stability"], again_of(rows) if by == "content" else [])
 
 
 def only(batches: Sequence[Batch], place: int) -> list[Batch]:
@@ -212,12 +239,7 @@ def test_layers_of_one_side_alone_are_as_if_never_recorded(a: list[Batch], b: li
 def test_repeats_are_compared_with_their_first_sighting(a: list[Batch], memory: int) -> None:
     """A third sighting is compared with the first, not with the second."""
     rows = plain_rows(a, "content")
-    first = first_sightings(rows, "content")
-    pairs = [
-        (first[row.key, row.position], row)
-        for row in rows
-        if first[row.key, row.position] is not row
-    ]
+    pairs = again_of(rows)
     with TemporaryDirectory() as folder:
         side = find_side(write_log(Path(folder, "a"), a))
         if not pairs:
@@ -226,5 +248,6 @@ def test_repeats_are_compared_with_their_first_sighting(a: list[Batch], memory: 
             return
         report = compare(side, None, fewest_pairs=1, memory_bytes=memory)
     check(report, pairs)
+    check_stability(report["a"]["stability"], pairs)
     times_seen = Counter((row.key, row.position) for row in rows)
     assert report["a"]["unmatched"] == sum(times == 1 for times in times_seen.values())

@@ -313,6 +313,39 @@ def test_unordered_routes_have_no_top1(tmp_path: Path) -> None:
     assert "top-1 is unknown" in " ".join(report["summary"])
 
 
+def test_each_side_is_compared_with_what_it_saw_again(tmp_path: Path) -> None:
+    """Two engines cannot agree more closely than each of them does with itself."""
+    again = tuple(replace(row, request="again", time=9) for row in half_other()[:8])
+    flipped = tuple(replace(row, ids=tuple(ids[::-1] for ids in row.ids)) for row in again)
+    report = compared(tmp_path, [Batch(rows() + again)], [Batch(rows() + flipped)])
+    assert report["overall"]["all_layers"]["value"] == 1.0  # first sightings alone are compared
+    for name, top1 in (("a", 1.0), ("b", 0.0)):
+        stability = report[name]["stability"]
+        assert stability["tokens"] == report[name]["duplicates"] == 8
+        # Of four sets in 16, two of three experts are the same: two of four distinct ones.
+        assert stability["jaccard_stability"]["value"] == pytest.approx((12 + 4 * 0.5) / 16)
+        assert stability["top1_stability"]["value"] == top1
+    (told,) = [line for line in report["summary"] if line.startswith("Seen again")]
+    assert "A: jaccard_stability 87.5 %" in told
+    assert "B: jaccard_stability 87.5 %" in told
+
+
+def test_stability_is_told_where_it_is_known(tmp_path: Path) -> None:
+    """Without rank order there is no top-1, without repeats or content keys nothing at all."""
+    twice = rows() + tuple(replace(row, request="again", time=9) for row in rows()[:8])
+    unordered = compared(tmp_path / "u", [Batch(twice)], [Batch(twice, is_ranked=False)])
+    assert unordered["a"]["stability"]["top1_stability"]["value"] == 1.0
+    assert unordered["b"]["stability"]["top1_stability"] is None
+    once = compared(tmp_path / "o", [Batch(rows())], [Batch(rows())])
+    assert once["a"]["stability"] is once["b"]["stability"] is None
+    assert not any("Seen again" in line for line in once["summary"])
+    # The same request and position twice: nothing says that these are the same tokens.
+    same_ids = [Batch(rows() + tuple(replace(row, time=9) for row in half_other()))]
+    by_request = compared(tmp_path / "r", same_ids, [Batch(rows())], by="request")
+    assert by_request["a"]["duplicates"] == 24
+    assert by_request["a"]["stability"] is None
+
+
 def test_limits_are_judged_by_the_worst_layer_and_all_layers(tmp_path: Path) -> None:
     """One bad layer must not hide in a mean of many."""
     report = compared(

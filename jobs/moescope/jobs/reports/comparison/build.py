@@ -24,6 +24,7 @@ from moescope.jobs.reports.comparison.results import (
     agreement_by_margin,
     agreement_by_position,
     overall,
+    stability,
 )
 from moescope.jobs.reports.comparison.schema import (
     SCHEMA,
@@ -112,16 +113,19 @@ def compare(
             _check_apart(facts["A"], facts["B"])
         assert shape is not None  # noqa: S101 (there are rows on both sides)
         sums = AgreementSums(shape)
+        again = {name: AgreementSums(shape) for name in sides} if b is not None else {"A": sums}
         found = (
             repeated_rows(parts[0], counts, space)
             if b is None
-            else paired_rows(parts[0], parts[1], counts, space)
+            else paired_rows(
+                parts[0], parts[1], counts, space, lambda name, pairs: again[name].add(pairs)
+            )
         )
         for pairs in found:
             sums.add(pairs)
     if counts.pairs < max(1, fewest_pairs):
         raise _too_few(counts, facts, by, fewest_pairs)
-    return _report(_Compared(sides, by, shape, facts, counts, sums), limits)
+    return _report(_Compared(sides, by, shape, facts, counts, sums, again), limits)
 
 
 def _place(side: Side) -> tuple[Path, tuple[str, ...], Selection]:
@@ -163,6 +167,7 @@ class _Compared(NamedTuple):
     facts: dict[str, SideFacts]
     counts: PairingCounts
     sums: AgreementSums
+    again: dict[str, AgreementSums]
 
 
 def _dealt(name: str, side: Side, reading: Reading, facts: SideFacts, space: Workspace) -> RowParts:
@@ -266,7 +271,7 @@ def _too_few(
 
 
 def _report(compared: _Compared, limits: Limits) -> ComparisonReport:
-    sides, by, shape, facts, counts, sums = compared
+    sides, by, shape, facts, counts, sums, _ = compared
     layers = agreement_by_layer(sums, shape)
     whole = overall(sums, layers)
     report = ComparisonReport(
@@ -274,10 +279,8 @@ def _report(compared: _Compared, limits: Limits) -> ComparisonReport:
         schema_version=SCHEMA_VERSION,
         mode="pairs" if "B" in sides else "repeats",
         by=by,
-        a=_side(sides["A"], facts["A"], shape, counts.a_unmatched, counts.a_duplicates),
-        b=_side(sides["B"], facts["B"], shape, counts.b_unmatched, counts.b_duplicates)
-        if "B" in sides
-        else None,
+        a=_side(compared, "A", counts.a_unmatched, counts.a_duplicates),
+        b=_side(compared, "B", counts.b_unmatched, counts.b_duplicates) if "B" in sides else None,
         experts=shape.experts,
         top_k=shape.top_k,
         layer_indices=list(shape.layers),
@@ -302,9 +305,8 @@ def _value(estimate: Estimate) -> float:
     return estimate["value"]
 
 
-def _side(
-    side: Side, facts: SideFacts, compared: RouteShape, unmatched: int, duplicates: int
-) -> SideReport:
+def _side(compared: _Compared, name: str, unmatched: int, duplicates: int) -> SideReport:
+    side, facts = compared.sides[name], compared.facts[name]
     recorded = () if facts.shape is None else facts.shape.layers
     return SideReport(
         path=str(side.path),
@@ -315,7 +317,7 @@ def _side(
         engines=sorted(facts.engines),
         origins=sorted(facts.origins),
         rank_orders=[RankOrder(order).name.lower() for order in sorted(facts.rank_orders)],
-        left_out_layers=[layer for layer in recorded if layer not in compared.layers],
+        left_out_layers=[layer for layer in recorded if layer not in compared.shape.layers],
         rows=facts.rows,
         unmatched=unmatched,
         duplicates=duplicates,
@@ -324,6 +326,8 @@ def _side(
         uncounted_rows=facts.uncounted_rows,
         count_batches=facts.count_batches,
         unreadable_records=facts.unreadable_records,
+        # One request and position with other tokens would be taken for the same one.
+        stability=stability(compared.again[name]) if compared.by == "content" else None,
     )
 
 

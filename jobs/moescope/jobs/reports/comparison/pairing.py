@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -40,6 +41,10 @@ class Pairs(NamedTuple):
     b: Rows
 
 
+Repeats = Callable[[str, Pairs], None]
+"""Takes a side's name, and its later sightings beside their first ones."""
+
+
 @dataclass(slots=True)
 class PairingCounts:
     """What became of the rows.
@@ -60,7 +65,13 @@ class PairingCounts:
 
 
 def paired_rows(
-    a: RowParts, b: RowParts, counts: PairingCounts, space: Workspace, *, level: int = 0
+    a: RowParts,
+    b: RowParts,
+    counts: PairingCounts,
+    space: Workspace,
+    repeats: Repeats,
+    *,
+    level: int = 0,
 ) -> Iterator[Pairs]:
     """Pair the first sightings of both sides, part by part.
 
@@ -69,6 +80,7 @@ def paired_rows(
         b: Rows of the other; used up.
         counts: Filled on the way.
         space: Memory and disk.
+        repeats: Told what each side saw again, part by part.
         level: Of the parts.
 
     Yields:
@@ -84,12 +96,12 @@ def paired_rows(
         if size > space.memory_bytes and level + 1 < DEEPEST:
             a_again = _dealt_again(a, number, space, level)
             b_again = _dealt_again(b, number, space, level)
-            yield from paired_rows(a_again, b_again, counts, space, level=level + 1)
+            yield from paired_rows(a_again, b_again, counts, space, repeats, level=level + 1)
             continue
         a_rows, b_rows = a.rows_of(number), b.rows_of(number)
         a.forget(number)
         b.forget(number)
-        yield _pairs_of(a_rows, b_rows, counts)
+        yield _pairs_of(a_rows, b_rows, counts, repeats)
 
 
 def repeated_rows(
@@ -109,12 +121,11 @@ def repeated_rows(
             continue
         rows, is_first = _in_order(a.rows_of(number))
         a.forget(number)
-        starts = np.flatnonzero(is_first)
-        first = starts[np.cumsum(is_first) - 1]
-        later = np.flatnonzero(~is_first)
-        counts.a_unmatched += int(np.count_nonzero(np.bincount(first, minlength=1) == 1))
-        counts.pairs += len(later)
-        yield Pairs(rows[first[later]], rows[later])
+        seen_once = is_first & np.append(is_first[1:], np.True_)
+        counts.a_unmatched += int(np.count_nonzero(seen_once))
+        pairs = _with_their_first(rows, is_first)
+        counts.pairs += len(pairs.a)
+        yield pairs
 
 
 def _dealt_again(parts: RowParts, number: int, space: Workspace, level: int) -> RowParts:
@@ -128,9 +139,9 @@ def _dealt_again(parts: RowParts, number: int, space: Workspace, level: int) -> 
     return finer
 
 
-def _pairs_of(a: Rows, b: Rows, counts: PairingCounts) -> Pairs:
-    a, counts_of_a = _first_sightings(a)
-    b, counts_of_b = _first_sightings(b)
+def _pairs_of(a: Rows, b: Rows, counts: PairingCounts, repeats: Repeats) -> Pairs:
+    a, counts_of_a = _first_sightings("A", a, repeats)
+    b, counts_of_b = _first_sightings("B", b, repeats)
     counts.a_duplicates += counts_of_a
     counts.b_duplicates += counts_of_b
     keys = np.concatenate([a["key"], b["key"]])
@@ -150,9 +161,20 @@ def _pairs_of(a: Rows, b: Rows, counts: PairingCounts) -> Pairs:
     return Pairs(pairs.a[~differ], pairs.b[~differ]) if differ.any() else pairs
 
 
-def _first_sightings(rows: Rows) -> tuple[Rows, int]:
+def _first_sightings(name: str, rows: Rows, repeats: Repeats) -> tuple[Rows, int]:
+    """First sightings, and how many later ones there are."""
     ordered, is_first = _in_order(rows)
-    return ordered[is_first], int(np.count_nonzero(~is_first))
+    later = len(ordered) - int(np.count_nonzero(is_first))
+    if later:
+        repeats(name, _with_their_first(ordered, is_first))
+    return ordered[is_first], later
+
+
+def _with_their_first(ordered: Rows, is_first: NDArray[np.bool_]) -> Pairs:
+    starts = np.flatnonzero(is_first)
+    later = np.flatnonzero(~is_first)
+    first = starts[np.cumsum(is_first)[later] - 1]
+    return Pairs(ordered[first], ordered[later])
 
 
 def _in_order(rows: Rows) -> tuple[Rows, NDArray[np.bool_]]:

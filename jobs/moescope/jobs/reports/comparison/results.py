@@ -14,6 +14,7 @@ from moescope.jobs.reports.comparison.schema import (
     MarginAgreement,
     Overall,
     PositionAgreement,
+    Stability,
 )
 from moescope.processors.metrics import noise_floor, noise_floor_table, smoothed_reference
 from moescope.processors.metrics.divergence import divergence_terms
@@ -63,6 +64,20 @@ def overall(sums: AgreementSums, layers: list[LayerAgreement]) -> Overall:
         all_layers=_known(share_of(sums.agreeing, sums.tokens, requests)),
         worst_layer=min(layers, key=lambda each: each["overlap"]["value"])["layer"],
         largest_js_divergence=max(each["js_divergence"] for each in layers),
+    )
+
+
+def stability(sums: AgreementSums) -> Stability | None:
+    """Agreement of later sightings with the first, over all layers; None if there are none."""
+    requests, (_, layers, width) = len(sums.requests), sums.common.shape
+    common = sums.common.sum(axis=1)
+    same = share_of(common @ _worth(width - 1).jaccard, sums.tokens * layers, requests)
+    if same is None:
+        return None
+    return Stability(
+        tokens=int(sums.tokens.sum()),
+        top1_stability=share_of(sums.top1_same.sum(axis=1), sums.top1_known.sum(axis=1), requests),
+        jaccard_stability=same,
     )
 
 

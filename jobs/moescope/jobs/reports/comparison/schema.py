@@ -16,6 +16,20 @@ class Estimate(TypedDict):
     high: float | None
 
 
+class Stability(TypedDict):
+    """How far a side agrees with itself: tokens seen again with the same content key.
+
+    Attributes:
+        tokens: Later sightings, each compared with the first.
+        top1_stability: Share with one top-1, over all layers; None where rank order is unknown.
+        jaccard_stability: Mean |S ∩ T| / (2k − |S ∩ T|), over all layers.
+    """
+
+    tokens: int
+    top1_stability: Estimate | None
+    jaccard_stability: Estimate
+
+
 class SideReport(TypedDict):
     """What was read of a side.
 
@@ -24,6 +38,7 @@ class SideReport(TypedDict):
         models, revisions, nodes, engines, origins, rank_orders: What the headers say, sorted.
         left_out_layers: Layers of it that the other side does not have.
         rows: Counted tokens that could be paired.
+        stability: None where nothing was seen again, or rows were not joined on content keys.
         unmatched, duplicates: First sightings without a partner; later sightings, left out.
         faulty_rows: Left out: an expert twice in a layer, or one that does not exist.
         keyless_rows: Left out: no content key.
@@ -49,6 +64,7 @@ class SideReport(TypedDict):
     uncounted_rows: int
     count_batches: int
     unreadable_records: int
+    stability: Stability | None
 
 
 class LayerAgreement(TypedDict):

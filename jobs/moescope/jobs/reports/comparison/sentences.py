@@ -55,6 +55,7 @@ def summary(report: ComparisonReport) -> list[str]:
         _what_was_compared(report),
         *_layers(report),
         *_agreement(report),
+        *_stability(report),
         *_counts(report),
         *_margins(report),
         *_what_was_left_out(report),
@@ -167,6 +168,21 @@ def _agreement(report: ComparisonReport) -> list[str]:
             f" experts are the same{top1}."
         )
     ]
+
+
+def _stability(report: ComparisonReport) -> list[str]:
+    """What the sides make of their own tokens, seen again: closer no two sides can be asked for."""
+    parts = []
+    for name, side in _sides(report):
+        again = side["stability"]
+        if again is not None:
+            top1 = again["top1_stability"]
+            parts.append(
+                f"{name}: jaccard_stability {with_interval(again['jaccard_stability'])}, "
+                + ("" if top1 is None else f"top1_stability {with_interval(top1)}, ")
+                + f"of {counted(again['tokens'], 'token')}"
+            )
+    return [f"Seen again on the same side: {'; '.join(parts)}."] if parts else []
 
 
 def _counts(report: ComparisonReport) -> list[str]:
