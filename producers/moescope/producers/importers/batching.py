@@ -10,9 +10,11 @@ import numpy as np
 from moescope.core.batch import BatchHeader, Requests, Routes, RoutingBatch, Tokens
 from moescope.core.clock import NO_TIME
 from moescope.core.vocabulary import RankOrder, RowFlag
+from moescope.producers.importers.format import ParsedFile
+from moescope.producers.importers.suspicion import suspicious
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -180,6 +182,17 @@ class RowBatches:
                 weight_bits=self._weight_bits or 8,
             ),
         )
+
+
+def parsed_rows(rows: ImportedRows, identity: ImportIdentity, notes: Iterable[str]) -> ParsedFile:
+    """A file that was read as rows."""
+    return ParsedFile(
+        batches=RowBatches(rows, identity),
+        rows=len(rows),
+        requests=len(np.unique(rows.request)),
+        suspicious=suspicious(rows),
+        notes=tuple(notes),
+    )
 
 
 def _most_rows(rows: ImportedRows, weight_bits: int) -> int:

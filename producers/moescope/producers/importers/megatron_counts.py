@@ -26,10 +26,7 @@ from moescope.producers.importers.megatron_ranks import (
 )
 from moescope.producers.importers.options import (
     EXPERTS,
-    MAX_REJECTED,
-    MODEL,
-    REVISION,
-    SCENE,
+    RUN_OPTIONS,
     Option,
     choice,
     integer,
@@ -76,10 +73,7 @@ OPTIONS = (
     ),
     STAGE_STARTS,
     WORLD_SIZE,
-    MODEL,
-    REVISION,
-    SCENE,
-    MAX_REJECTED,
+    *RUN_OPTIONS,
 )
 
 

@@ -25,11 +25,7 @@ from moescope.producers.importers.megatron_units import Unit, count_batches, row
 from moescope.producers.importers.options import (
     EXPERTS,
     IMPORTABLE_PHASES,
-    MAX_MEMORY,
-    MAX_REJECTED,
-    MODEL,
-    REVISION,
-    SCENE,
+    ROW_OPTIONS,
     Option,
     choice,
     integer,
@@ -56,11 +52,7 @@ OPTIONS = (
     Option("phase", choice(IMPORTABLE_PHASES), Phase.TRAIN, "What the engine was doing."),
     STAGE_STARTS,
     WORLD_SIZE,
-    MODEL,
-    REVISION,
-    SCENE,
-    MAX_REJECTED,
-    MAX_MEMORY,
+    *ROW_OPTIONS,
 )
 
 

@@ -15,7 +15,7 @@ from moescope.producers.importers.count_batches import CountBatches, CountPiece
 from moescope.producers.importers.errors import RejectedLineError
 from moescope.producers.importers.imported_rows import ImportedRequests, ImportedRows
 from moescope.producers.importers.megatron_ranks import in_file, layers_of
-from moescope.producers.importers.suspicion import suspicious_pairs, suspicious_rows
+from moescope.producers.importers.suspicion import suspicious
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,7 +136,7 @@ def row_batches(
         batches=RowBatches(rows, identity, first_sequence=first_sequence),
         rows=len(rows),
         requests=len(names),
-        suspicious={**suspicious_pairs(rows.ids, rows.experts), **suspicious_rows(rows)},
+        suspicious=suspicious(rows),
     )
 
 

@@ -140,3 +140,8 @@ MAX_MEMORY = Option(
     "Most memory for the rows of one file, in MiB; larger files have to be split.",
     changes_rows=False,
 )
+RUN_OPTIONS = (MODEL, REVISION, SCENE, MAX_REJECTED)
+"""Of a run whose files do not say what it is called."""
+
+ROW_OPTIONS = (*RUN_OPTIONS, MAX_MEMORY)
+"""The same, where a file's rows are held in memory."""

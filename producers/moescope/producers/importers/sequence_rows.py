@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moescope.producers.importers.batching import RowBatches
+from moescope.producers.importers.batching import parsed_rows
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
-from moescope.producers.importers.format import ParsedFile
 from moescope.producers.importers.imported_rows import (
     ImportedRequests,
     ImportedRows,
@@ -19,20 +18,17 @@ from moescope.producers.importers.imported_rows import (
 from moescope.producers.importers.json_responses import read_responses
 from moescope.producers.importers.options import (
     EXPERTS,
-    MAX_MEMORY,
-    MAX_REJECTED,
     MODEL,
-    REVISION,
-    SCENE,
+    ROW_OPTIONS,
     Option,
     layer_list,
 )
-from moescope.producers.importers.suspicion import suspicious_pairs, suspicious_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from moescope.producers.importers.format import ParsedFile
     from moescope.producers.importers.identity import ImportIdentity
     from moescope.producers.importers.report import Rejects
     from moescope.producers.importers.sequences import Sequence
@@ -44,7 +40,7 @@ MOE_LAYERS = Option(
     "Decoder layers that are MoE layers, such as 1-47. Dense layers arrive as zeros; without "
     "this list, layers that are zero in the whole file are taken for dense, and named.",
 )
-SEQUENCE_OPTIONS = (MOE_LAYERS, EXPERTS, MODEL, REVISION, SCENE, MAX_REJECTED, MAX_MEMORY)
+SEQUENCE_OPTIONS = (MOE_LAYERS, EXPERTS, *ROW_OPTIONS)
 
 
 TakeApart = Callable[[dict[str, Any], str], Iterator["Sequence"]]
@@ -100,13 +96,7 @@ def parse_sequences(
     surplus = sum(sequence.surplus_rows for _, sequence in sequences)
     if surplus:
         notes.append(f"{surplus} rows of last tokens were left out: those are never computed.")
-    return ParsedFile(
-        batches=RowBatches(rows, identity),
-        rows=len(rows),
-        requests=len(np.unique(rows.request)),
-        suspicious={**suspicious_pairs(rows.ids, rows.experts), **suspicious_rows(rows)},
-        notes=tuple(notes),
-    )
+    return parsed_rows(rows, identity, notes)
 
 
 def _read(

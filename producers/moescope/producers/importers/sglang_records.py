@@ -10,24 +10,14 @@ import numpy as np
 
 from moescope.core.batch_checks import MAX_TOP_K
 from moescope.core.vocabulary import IdSpace, Phase
-from moescope.producers.importers.batching import RowBatches
+from moescope.producers.importers.batching import parsed_rows
 from moescope.producers.importers.count_batches import LARGEST_TOKENS, CountBatches, CountPiece
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.options import (
-    MAX_MEMORY,
-    MAX_REJECTED,
-    MODEL,
-    REVISION,
-    SCENE,
-    Option,
-    choice,
-    integer,
-)
+from moescope.producers.importers.options import ROW_OPTIONS, Option, choice, integer
 from moescope.producers.importers.sglang_dumps import read_dump
 from moescope.producers.importers.sglang_tokens import token_rows
 from moescope.producers.importers.source_files import files_of_run
-from moescope.producers.importers.suspicion import suspicious_pairs, suspicious_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,11 +44,7 @@ OPTIONS = (
         "logical maps physical experts by the last map of the dump; physical leaves them as they "
         "were executed.",
     ),
-    MODEL,
-    REVISION,
-    SCENE,
-    MAX_REJECTED,
-    MAX_MEMORY,
+    *ROW_OPTIONS,
 )
 
 
@@ -155,13 +141,7 @@ def _by_token(
     assert placed is not None  # noqa: S101 (this mode has one)
     rows = token_rows(passes, placed, identity, options, rejects, path=path)
     notes += rows.notes
-    return ParsedFile(
-        batches=RowBatches(rows, identity),
-        rows=len(rows),
-        requests=len(np.unique(rows.request)),
-        suspicious={**suspicious_pairs(rows.ids, rows.experts), **suspicious_rows(rows)},
-        notes=tuple(notes),
-    )
+    return parsed_rows(rows, identity, notes)
 
 
 def _distinct_ranks(

@@ -15,6 +15,11 @@ _CHUNK_ROWS = 65_536
 IDENTICAL_RUN = 33
 
 
+def suspicious(rows: ImportedRows) -> dict[str, int]:
+    """Both (row, layer) pairs and rows, by what is suspicious about them."""
+    return suspicious_pairs(rows.ids, rows.experts) | suspicious_rows(rows)
+
+
 def suspicious_pairs(ids: NDArray[np.integer[Any]], experts: int) -> dict[str, int]:
     """(Row, layer) pairs with repeated, impossible or all-zero ids; only those that occur.
 
