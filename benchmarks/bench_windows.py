@@ -21,12 +21,7 @@ from benchmarks.lanes import counts_by_time, new_lane, plain_counts, roll_up, ro
 from benchmarks.stages import StageClock
 from benchmarks.streams import EXPERTS, LAYERS, TOP_K, WINDOW, Stream, dense_stream, sparse_stream
 from moescope.core.wire import encode_batch
-from moescope.processors import lane as lane_module
-from moescope.processors.lane import Lane
 from moescope.processors.lane_output import LaneOutput
-from moescope.processors.pane_profiles import PaneProfiles
-from moescope.processors.passes import OpenPasses
-from moescope.processors.request_slots import RequestSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,19 +221,7 @@ def _profile(title: str, feed: _Feed) -> Profile:
     feed.prepare_records()
     with StageClock() as clock:
         clock.watch("decode the record", lanes, "decode_batch")
-        clock.watch("roll-up in Python", Lane, "roll_up")
-        clock.watch("find the requests' slots", RequestSlots, "claim")
-        clock.watch("forget ended requests", Lane, "_release")
-        clock.watch("identical rows", lane_module, "mark_identical")
-        clock.watch("plan", lane_module, "plan")
-        clock.watch("count", lane_module, "count_rows")
-        clock.watch("apply", lane_module, "apply_ops")
-        clock.watch("take closed windows", LaneOutput, "add_closed")
-        clock.watch("add cells to panes", LaneOutput, "add_cells")
-        clock.watch("passes", OpenPasses, "add")
-        clock.watch("add passes to panes", LaneOutput, "add_passes")
-        clock.watch("positions, lags, similarity", PaneProfiles, "add")
-        clock.watch("close by watermark", Lane, "advance")
+        lanes.watch_lane(clock)
         clock.watch("hand out", LaneOutput, "drain")
         feed.run_records()
         stages = clock.stages()

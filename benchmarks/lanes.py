@@ -8,8 +8,13 @@ import numpy as np
 
 from moescope.core.emission import LaneKey
 from moescope.core.wire import decode_batch
+from moescope.processors import lane as lane_module
 from moescope.processors.config import WindowConfig
 from moescope.processors.lane import Lane
+from moescope.processors.lane_output import LaneOutput
+from moescope.processors.pane_profiles import PaneProfiles
+from moescope.processors.passes import OpenPasses
+from moescope.processors.request_slots import RequestSlots
 from moescope.processors.row_sampling import RowSampling
 
 if TYPE_CHECKING:
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from benchmarks.stages import StageClock
     from benchmarks.streams import Stream
     from moescope.core.batch import RoutingBatch
 
@@ -64,6 +70,27 @@ def roll_up_records(lane: Lane, records: Iterable[bytes]) -> int:
 def _drain(lane: Lane) -> int:
     groups, _, _ = lane.output.drain()
     return sum(len(group) for group in groups)
+
+
+def watch_lane(clock: StageClock, prefix: str = "") -> None:
+    """Time what a lane does with a batch."""
+    for stage, owner, name in (
+        ("roll-up in Python", Lane, "roll_up"),
+        ("find the requests' slots", RequestSlots, "claim"),
+        ("forget ended requests", Lane, "_release"),
+        ("identical rows", lane_module, "mark_identical"),
+        ("plan", lane_module, "plan"),
+        ("count", lane_module, "count_rows"),
+        ("apply", lane_module, "apply_ops"),
+        ("take closed windows", LaneOutput, "add_closed"),
+        ("task pieces", LaneOutput, "add_pieces"),
+        ("add cells to panes", LaneOutput, "add_cells"),
+        ("passes", OpenPasses, "add"),
+        ("add passes to panes", LaneOutput, "add_passes"),
+        ("positions, lags, similarity", PaneProfiles, "add"),
+        ("close by watermark", Lane, "advance"),
+    ):
+        clock.watch(prefix + stage, owner, name)
 
 
 def counts_by_time(lane: Lane, batches: list[RoutingBatch]) -> NDArray[np.int64]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from benchmarks.lanes import watch_lane
 from benchmarks.streams import WINDOW
 from moescope.processors import engine as engine_module
-from moescope.processors import lane as lane_module
 from moescope.processors import partition as partition_module
 from moescope.processors import pipeline as pipeline_module
 from moescope.processors.config import WindowConfig
 from moescope.processors.finish import WindowFinisher
-from moescope.processors.lane import Lane
-from moescope.processors.lane_output import LaneOutput
 from moescope.processors.pipeline import Pipeline
-from moescope.processors.request_slots import RequestSlots
 from moescope.processors.sources.batch_log import BatchLogSource
 from moescope.storage import commit as commit_module
 from moescope.storage.shared import SharedWindows, TrailingReferences, WindowShapes
@@ -116,16 +113,7 @@ def watch_pipeline(clock: StageClock) -> None:
     reading, writing = "read: ", "commit: "
     clock.watch(reading + "decode records", partition_module, "decode_batch")
     clock.watch(reading + "gates and accounting", partition_module.Partition, "process")
-    clock.watch(reading + "roll-up in Python", Lane, "roll_up")
-    clock.watch(reading + "find slots", RequestSlots, "claim")
-    clock.watch(reading + "identical rows", lane_module, "mark_identical")
-    clock.watch(reading + "plan", lane_module, "plan")
-    clock.watch(reading + "count", lane_module, "count_rows")
-    clock.watch(reading + "apply", lane_module, "apply_ops")
-    clock.watch(reading + "closed windows", LaneOutput, "add_closed")
-    clock.watch(reading + "task pieces", LaneOutput, "add_pieces")
-    clock.watch(reading + "cells to panes", LaneOutput, "add_cells")
-    clock.watch(reading + "close by watermark", Lane, "advance")
+    watch_lane(clock, reading)
     clock.watch(reading + "hand out and save state", engine_module.Engine, "take")
     clock.watch(reading + "wait for the commit before", pipeline_module.Pipeline, "_hand_over")
     clock.watch(writing + "metrics and histograms", WindowFinisher, "__call__")
