@@ -13,6 +13,7 @@ from support.comparison_logs import Batch, Row, write_log
 from typer.testing import CliRunner
 
 from moescope.console.app import app
+from moescope.core.vocabulary import Phase
 from moescope.jobs.reports.comparison import ComparisonReport, compare, find_side
 from moescope.jobs.reports.comparison.page import comparison_html
 from moescope.jobs.reports.comparison.pictures import (
@@ -49,6 +50,11 @@ def folder(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         for side in ("before", "after"):
             for partition in (folder / side / "log").iterdir():
                 shutil.copytree(partition, folder / name / "log" / partition.name)
+    # What was generated in one log, and the trainer's pass over the same tokens in another.
+    tokens = tuple(replace(row, position=at, key=at + 1) for at, row in enumerate(SAME * 5))
+    for name, phase in (("rollout", Phase.DECODE), ("training", Phase.TRAIN)):
+        rows = tuple(replace(row, phase=phase) for row in tokens)
+        write_log(folder / name / "log", [Batch(rows)])
     return folder
 
 
@@ -58,7 +64,7 @@ def test_the_commands_work_as_written(
     """Whoever follows the page gets reports, and a gate that is passed."""
     monkeypatch.chdir(folder)
     commands = re.findall(r"^\$ moescope (.*)$", page, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         outcome = CliRunner().invoke(app, command.split())
         assert outcome.exit_code == 0, (command, outcome.output, outcome.exception)
