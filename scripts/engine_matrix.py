@@ -112,7 +112,8 @@ def _families(families: _Cells, engines: list[str]) -> Iterator[str]:
     )
     if not counted:
         return
-    usual = set(min(counted, key=lambda claims: (-counted[claims], sorted(claims))))
+    most = max(counted.values())
+    usual = set(min((claims for claims in counted if counted[claims] == most), key=sorted))
     rows = [
         [
             f"`{subject}`",
