@@ -219,9 +219,15 @@ def lag_rows(number: int, period: int, first: int = 0, seed: int = 0) -> Iterato
 
 
 def test_a_pulse_stands_out_from_the_baseline(database: duckdb.DuckDBPyConnection) -> None:
-    """A period is found with its lag, health is not, and without a baseline nothing is."""
-    add_rows(database, "windows", [*lag_rows(150, 0), *lag_rows(6, 16, first=200, seed=1)])
+    """A period is found with its lag, health is not, and without a baseline nothing is.
+
+    A few lost rows hide nothing; windows that saw too little show nothing.
+    """
+    lossy = [{**row, "complete": False} for row in lag_rows(6, 16, first=200, seed=1)]
+    add_rows(database, "windows", [*lag_rows(150, 0), *lossy])
     add_rows(database, "windows", list(lag_rows(6, 0, first=300, seed=2)))
+    thin = [{**row, "level_reason": "coverage"} for row in lag_rows(6, 16, first=400, seed=3)]
+    add_rows(database, "windows", thin)
     assert not list(periodic_pulse_findings(database, T0 + 190 * MINUTE, 2 * T0))
     add_rows(
         database,

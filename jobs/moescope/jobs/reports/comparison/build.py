@@ -88,7 +88,7 @@ def compare(
         scratch: Where temporary files go; the system's place for them.
 
     Raises:
-        InputError: The sides are of different shape, have no layer or have rows in common.
+        InputError: The sides are of different shape, or have no layer, or else rows, in common.
         InsufficientDataError: There are too few pairs.
         BatchLogError: A log cannot be read.
         OSError: The disk refused a temporary file.
