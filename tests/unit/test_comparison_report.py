@@ -126,10 +126,27 @@ def test_layers_that_were_not_compared_are_named(tmp_path: Path) -> None:
             f"{longer} alone has layer {4 - layer}: nothing is said about those."
         )
         assert told in report["summary"]
-        assert "compared layer" in report["summary"][2]
+        verdict = "in every compared layer." if name == "a" else "the same experts in layer 3; "
+        assert verdict in report["summary"][2]
         page = comparison_html(report, "c.json")
         assert told in page
         assert f"<div>layer {4 - layer}, " in page
+
+
+def test_all_layers_means_all_that_were_compared(tmp_path: Path) -> None:
+    """A share over two of three layers does not pass for one over the whole model."""
+    whole = Batch(
+        tuple(replace(row, ids=(SAME[0], *row.ids), margin=(0.3,) * 3) for row in half_other()),
+        header=(("layers", np.array([1, 3, 5], np.uint16)), ("origin", Origin.FRAMEWORK)),
+    )
+    for name, own, verdict, skew in (
+        ("differ", rows(), "in all 2 compared layers.", "(in at least one compared layer)"),
+        ("same", half_other(), "every compared layer.", "router chose in the compared layers."),
+    ):
+        stage_of_two = Batch(own, header=(("layers", np.array([3, 5], np.uint16)),))
+        report = compared(tmp_path / name, [stage_of_two], [whole])
+        assert verdict in report["summary"][2]
+        assert skew in report["findings"][0]["text"]
 
 
 def test_faults_of_layers_that_are_left_out_leave_no_row_out(tmp_path: Path) -> None:

@@ -159,6 +159,14 @@ def _agreement(report: ComparisonReport) -> list[str]:
         if whole["top1"] is None
         else f"; top-1 agrees in {with_interval(whole['top1'])}"
     )
+    if len(report["layers"]) == 1:
+        return [
+            (
+                f"{with_interval(whole['all_layers'])} of the tokens have the same experts in"
+                f" layer {worst['layer']}; {fine_percent(worst['overlap']['value'])} of a token's"
+                f" experts are the same{top1}."
+            )
+        ]
     return [
         (
             f"{with_interval(whole['all_layers'])} of the tokens have the same experts in all"
