@@ -147,12 +147,13 @@ def test_pairs_are_compared_in_a_store_and_in_an_export(data: Path, place: str) 
         (("few_shot_pull", "with/", "also/"), 2, "Several models"),
         (("few_shot_pull", "with/", "with/"), 2, "same prefix"),
         (("fixed_prefix", "with/", "without/"), 2, "few_shot_pull"),
+        (("framework_skew", "with/", "without/"), 2, "Choose from few_shot_pull."),
     ],
 )
 def test_what_cannot_be_paired_is_refused(
     data: Path, words: tuple[str, str, str], code: int, says: str
 ) -> None:
-    """Too few pairs, mixed models, one set twice, and patterns that detectors find."""
+    """Too few pairs, mixed models, one set twice, and patterns that are found otherwise."""
     pattern, one, other = words
     outcome = moescope(
         "pattern", "pair", pattern, "--with-prefix", one, "--without-prefix", other,
