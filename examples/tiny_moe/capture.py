@@ -90,7 +90,7 @@ class Capture:
         weights: ArrayLike | None = None,
         entropy: ArrayLike | None = None,
         margin: ArrayLike | None = None,
-        pass_id: int | None = None,  # noqa: ARG002 - recordings have no passes
+        pass_id: int | ArrayLike | None = None,  # noqa: ARG002 - recordings have no passes
         step: int | ArrayLike | None = None,
         token_ids: ArrayLike | None = None,  # noqa: ARG002 - and no tokens
         content_keys: ArrayLike | None = None,  # noqa: ARG002 - nor keys of their texts
@@ -133,3 +133,6 @@ class Capture:
             RuntimeError: Always.
         """
         raise RuntimeError(f"{rows} rows were not seen: {reason}")
+
+    def spend(self, seconds: float) -> None:
+        """A recording has no budget."""

@@ -12,6 +12,7 @@ from support.torch_models import Recording, assert_routed_as, expected_routing, 
 from moescope.core.vocabulary import Phase
 from moescope.producers import attach
 from moescope.producers.torch_probe import RequestFacts
+from moescope.producers.torch_probe.watching import hook_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +124,8 @@ def test_a_router_that_cannot_be_read_stops_no_compiler(
     with torch.no_grad():
         plain = model(ids).logits
     with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
-        hook = list(model.model.layers[1].mlp.gate._forward_hooks.values())[-1]
+        hook = hook_on(model.model.layers[1].mlp.gate)
+        assert hook is not None
 
         def fail(*_arguments: object) -> None:
             raise TypeError("of another version")

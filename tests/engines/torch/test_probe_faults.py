@@ -24,6 +24,7 @@ from support.torch_models import (
 from moescope.core.errors import InputError
 from moescope.producers import attach
 from moescope.producers.torch_probe.unrecorded import ERRORS_ALLOWED
+from moescope.producers.torch_probe.watching import hook_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,18 +109,16 @@ def test_experts_that_do_not_exist_are_left_out(
         return scores, weights, wrong
 
     plain = logits(model)
+    truth: list[Any] = []
+
+    def remember(_module: Any, _args: Any, output: Any) -> None:
+        truth.append(output)
+
+    # In front of the probe's hook, and taken back behind it: the model itself is well.
+    gate.register_forward_hook(remember)
+    handles = [gate.register_forward_hook(lie)]
     with attach(model, recording.recorder) as probe:
-        # In front of the probe's hook, and taken back behind it: the model itself is well.
-        truth: list[Any] = []
-
-        def remember(_module: Any, _args: Any, output: Any) -> None:
-            truth.append(output)
-
-        handles = [
-            gate.register_forward_hook(lie, prepend=True),
-            gate.register_forward_hook(lambda *_: truth.pop()),
-        ]
-        gate.register_forward_hook(remember, prepend=True)
+        handles.append(gate.register_forward_hook(lambda *_: truth.pop()))
         with probe.request("one"):
             watched = logits(model)
         for handle in handles:
@@ -140,14 +139,17 @@ def test_a_probe_that_keeps_failing_switches_itself_off(
     """Errors inside hooks never change the output, are counted, and end with one line."""
     plain = logits(model)
     with attach(model, recording.recorder) as probe:
-        hook = list(model.model.layers[1].mlp.gate._forward_hooks.values())[-1]
+        hook = hook_on(model.model.layers[1].mlp.gate)
+        assert hook is not None
 
         def fail(*_arguments: object) -> None:
             raise RuntimeError("no such luck")
 
         monkeypatch.setattr(type(hook.family), "capture", fail)
-        with probe.request("one"):
-            outputs = [logits(model) for _ in range(ERRORS_ALLOWED + 5)]
+        outputs = []
+        for name in range(ERRORS_ALLOWED + 5):
+            with probe.request(str(name)):
+                outputs.append(logits(model))
         assert probe.counters.errors == ERRORS_ALLOWED
     assert all(torch.equal(plain, output) for output in outputs)
     assert [r.message for r in caplog.records if "no such luck" in r.message] == [

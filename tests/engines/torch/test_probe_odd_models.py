@@ -27,7 +27,7 @@ TOP_K = 2
 IDS = torch.tensor([[3, 1, 4]])
 
 
-class PlainRouter(Module):  # type: ignore[misc]
+class PlainRouter(Module):  # type: ignore[misc] # torch is untyped here
     """Top-k of given logits: there is nothing to learn in it."""
 
     num_experts, top_k = EXPERTS, TOP_K
@@ -47,7 +47,7 @@ class SecretiveRouter(PlainRouter):
         return {"logits": logits, "weights": weights, "ids": ids}
 
 
-class Layer(Module):  # type: ignore[misc]
+class Layer(Module):  # type: ignore[misc] # torch is untyped here
     """Logits, then a router."""
 
     def __init__(self, router: Any) -> None:
@@ -62,7 +62,7 @@ class Layer(Module):  # type: ignore[misc]
         return rows + weights.sum(-1).view(*rows.shape[:2], 1)
 
 
-class OddModel(Module):  # type: ignore[misc]
+class OddModel(Module):  # type: ignore[misc] # torch is untyped here
     """Takes arguments of any kind, as custom models do."""
 
     def __init__(self, router: Any) -> None:

@@ -164,7 +164,7 @@ def test_packed_sequences_are_refused(model: Any, recording: Recording, verified
 def test_recomputed_layers_count_once(
     model: Any,
     recording: Recording,
-    reentrant: bool,  # noqa: FBT001
+    reentrant: bool,  # noqa: FBT001 - pytest names it
     verified: Any,
 ) -> None:
     """Gradient checkpointing of both kinds, over two micro-batches."""

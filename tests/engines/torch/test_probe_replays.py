@@ -27,7 +27,7 @@ WRONG = [[1] * LENGTH, [2] * LENGTH]
 FACTS = [RequestFacts(id="first"), RequestFacts(id="second")]
 
 
-class Graph(TorchDispatchMode):  # type: ignore[misc]
+class Graph(TorchDispatchMode):  # type: ignore[misc] # torch is untyped here
     """Operators as they were called; a replay calls them again, into the same tensors.
 
     As a CUDA graph does, it knows nothing of Python: no hook runs in a replay.

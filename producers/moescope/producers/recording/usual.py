@@ -133,7 +133,11 @@ class UsualCalls:
             and (count := len(expert_ids))
             and _has(positions, (count,), INTEGERS)
             and (event_time_us is None or _is_from_0_to(event_time_us, LATEST_TIME_US))
-            and (pass_id is None or _is_from_0_to(pass_id, _LARGEST_PASS))
+            and (
+                pass_id is None
+                or _is_from_0_to(pass_id, _LARGEST_PASS)
+                or (_has(pass_id, (count,), INTEGERS) and largest(pass_id) <= _LARGEST_PASS)
+            )
             and (step is None or _is_from_0_to(step, LARGEST_STEP))
             and (token_ids is None or _has(token_ids, (count,), INTEGERS))
             and (content_keys is None or _has(content_keys, (count,), INTEGERS))

@@ -48,7 +48,7 @@ class UsualRows(NamedTuple):
     position: NDArray[Any]
     expert_ids: NDArray[Any]
     phase: NDArray[Any] | None
-    pass_id: int | None
+    pass_id: int | NDArray[Any] | None
     step: int | None
     token_id: NDArray[Any] | None
     content_key: NDArray[Any] | None

@@ -13,6 +13,7 @@ from moescope.producers.torch_probe.families import RouterShape, find_routers
 from moescope.producers.torch_probe.passes import Wanted
 from moescope.producers.torch_probe.probe import Probe
 from moescope.producers.torch_probe.replays import StaticBuffers
+from moescope.producers.torch_probe.steps import HELD_STEPS
 from moescope.producers.torch_probe.tower import device_of, endings_of, tower_of
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def attach(
     token_hash: Callable[[NDArray[np.int64]], NDArray[np.uint64]] | None = None,
     content_key: bytes | None = None,
     static_rows: int | None = None,
+    held_steps: int = HELD_STEPS,
 ) -> Probe:
     """Hook a probe onto a model's routers; a context manager that detaches it.
 
@@ -52,11 +54,16 @@ def attach(
             seen from their first token on; by default none are.
         static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
             needed for `Probe.after_replay`.
+        held_steps: The most decode steps of a batch that wait to be recorded together, for less
+            than 0.3 s while steps go on, else to the next pass or the end of the block; 1 records
+            each at once, at a higher cost.
 
     Raises:
         InputError: The model's routers are not known, it has a probe already, or the recorder is
             for another model.
     """
+    if held_steps < 1:
+        raise InputError(f"held_steps is {held_steps}.", next_step="Give 1 or more.")
     routers = find_routers(model)
     _check_free(routers)
     _check_recorder(recorder.profile, routers)
@@ -77,7 +84,9 @@ def attach(
     tower = tower_of(model, [router.module for router in routers])
     wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
     buffers = _buffers(static_rows, len(routers), device_of(routers[0].module, tower))
-    return Probe(tower, routers, attribution, recorder, wanted, buffers=buffers)
+    return Probe(
+        tower, routers, attribution, recorder, wanted, buffers=buffers, held_steps=held_steps
+    )
 
 
 def _buffers(static_rows: int | None, layers: int, device: torch.device) -> StaticBuffers | None:
@@ -107,9 +116,16 @@ def _check_free(routers: list[LayerRouter]) -> None:
 
 def _probe_on(modules: Iterable[torch.nn.Module]) -> Probe | None:
     from moescope.producers.torch_probe.hooks import Hook  # noqa: PLC0415 - it needs torch
+    from moescope.producers.torch_probe.watching import hook_on  # noqa: PLC0415 - as above
 
-    hooks = [hook for module in modules for hook in module._forward_hooks.values()]  # noqa: SLF001 - the only list
-    return next((hook.probe for hook in hooks if isinstance(hook, Hook)), None)
+    for module in modules:
+        watching = hook_on(module)
+        if watching is not None:
+            return watching.probe
+        for hook in module._forward_hooks.values():  # noqa: SLF001 - the only list
+            if isinstance(hook, Hook):
+                return hook.probe
+    return None
 
 
 def _check_recorder(profile: Profile, routers: list[LayerRouter]) -> None:

@@ -74,7 +74,7 @@ class Attribution:
         if done.is_step and running.is_decoding:
             phase: Phase | NDArray[np.uint8] = Phase.DECODE
             wanted = self._before_end(running, rows, is_decoded=True)
-            running.following += placed.is_token[:, 0]
+            running.following += np.count_nonzero(placed.is_token, axis=1)
             running.columns = rows.columns
         else:
             is_decoded = placed.position >= running.begin(self._sink, placed)[:, None]
@@ -113,12 +113,13 @@ class Attribution:
         ends = self._endings.tokens if running.end_tokens is None else running.end_tokens
         if not ends.size:
             return is_token
+        had_ended = running.has_ended.copy()
+        before_end = tokens_before_end(rows.tokens, is_decoded & is_token, ends, running.has_ended)
         if running.end_tokens is None and running.has_ended.any():
             may_follow = np.isin(rows.tokens, self._endings.following) | ~is_token
-            running.is_doubtful |= running.has_ended & ~may_follow.all(axis=1)
-        return is_token & tokens_before_end(
-            rows.tokens, is_decoded & is_token, ends, running.has_ended
-        )
+            is_behind = np.column_stack([had_ended, ~before_end[:, :-1]])
+            running.is_doubtful |= (is_behind & ~may_follow).any(axis=1)
+        return is_token & before_end
 
     def _doubtful(
         self, running: RunningBatch, is_token: NDArray[np.bool_], wanted: NDArray[np.bool_]
@@ -170,12 +171,16 @@ class Attribution:
             entropy=entropy,
             margin=margin,
             dropped=dropped,
-            pass_id=done.pass_id,
+            pass_id=done.pass_id if kept is None else _kept(done.pass_id, kept),
             step=running.step,
             token_ids=token_ids,
             content_keys=keys,
             rows_per_request=counts,
         )
+
+
+def _kept(pass_id: int | NDArray[np.int64], kept: NDArray[np.bool_]) -> int | NDArray[np.int64]:
+    return pass_id if isinstance(pass_id, int) else pass_id[kept.reshape(-1)]
 
 
 def _valid(rows: HostRows, experts: int) -> NDArray[np.bool_] | None:

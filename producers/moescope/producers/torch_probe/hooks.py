@@ -65,7 +65,7 @@ class BeforePass(Hook):
 
     def _trace(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         try:
-            inputs = read_inputs(self.names, args, kwargs)
+            inputs = read_inputs(self.names, args, kwargs).with_past()
         except Exception as error:  # noqa: BLE001 - a compiler that stops here stops the model
             reason = error.reason if isinstance(error, RefusedPassError) else "unreadable inputs"
             rows = rows_given(self.names, args, kwargs)
@@ -94,19 +94,22 @@ class AfterPass(Hook):
 
 
 class AfterRouter(Hook):
-    """Runs when a router's forward has ended.
+    """Is told what a router's forward returned: as a forward hook, or by a `Watch`.
 
     Attributes:
         module: The router, or None when it is gone.
+        of_thread: What each thread computes.
+        place: Of the router among the MoE layers.
+        family: How to read it.
     """
 
-    __slots__ = ("_module", "_of_thread", "family", "place")
+    __slots__ = ("_module", "family", "of_thread", "place")
 
     def __init__(
         self, probe: Probe, place: int, family: RouterFamily, module: torch.nn.Module
     ) -> None:
         super().__init__(probe)
-        self._of_thread = probe.of_thread
+        self.of_thread = probe.of_thread
         self._module = weakref.ref(module)
         self.place = place
         self.family = family
@@ -125,26 +128,37 @@ class AfterRouter(Hook):
     ) -> None:
         """Keep the router's tensors."""
         if torch.compiler.is_compiling():
-            self._trace(module, args, kwargs, output)
-            return
-        # Without a pass this is a layer that is computed again for the gradient (its rows were
-        # recorded already), or one that nobody announced.
-        current = self._of_thread.current
-        if current is None:
-            return
-        try:
-            tensors = self.family.capture(module, args, kwargs, output)
-            current.keep(self.place, self.family, module, tensors)
-        except Exception as error:  # noqa: BLE001 - inference comes first
-            self.probe.give_up(error)
+            self.trace(module, args, kwargs, output)
+        else:
+            self.tell(module, args, kwargs, output)
 
-    def _trace(
+    def tell(
         self,
         module: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         output: object,
     ) -> None:
+        """Keep the tensors of a router that has run; never raises."""
+        # Without a pass this is a layer that is computed again for the gradient (its rows were
+        # recorded already), or one that nobody announced.
+        current = self.of_thread.current
+        if current is None:
+            return
+        try:
+            tensors = self.family.capture(module, args, kwargs, output)
+            current.keep(self.place, module, tensors)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.probe.give_up(error)
+
+    def trace(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        output: object,
+    ) -> None:
+        """Keep the tensors of a router that is compiled: by an operator in its graph."""
         try:
             tensors = self.family.capture(module, args, kwargs, output)
         except Exception:  # noqa: BLE001 - a compiler that stops here stops the model

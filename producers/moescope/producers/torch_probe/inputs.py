@@ -39,7 +39,8 @@ class PassInputs(NamedTuple):
         attention: [B or 1, heads or 1, S, keys], or None; at most one of both masks is there.
         positions: [B or 1, S], or None.
         past: Columns that the key-value cache held before the pass: a number, or a tensor on the
-            model's device. None when the mask's shape tells it.
+            model's device. None when nobody asked, see `with_past`.
+        cache: The key-value cache, or None.
     """
 
     batch: int
@@ -49,6 +50,20 @@ class PassInputs(NamedTuple):
     attention: torch.Tensor | None
     positions: torch.Tensor | None
     past: int | torch.Tensor | None
+    cache: Any = None
+
+    @property
+    def rows(self) -> int:
+        """B * S."""
+        return self.batch * self.length
+
+    def with_past(self) -> PassInputs:
+        """The same, with what the cache holds now: ask before the pass computes.
+
+        Raises:
+            RefusedPassError: The cache does not tell.
+        """
+        return self._replace(past=0 if self.cache is None else _length_of(self.cache), cache=None)
 
 
 def argument_names(module: torch.nn.Module) -> tuple[str, ...]:
@@ -96,10 +111,7 @@ def read_inputs(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, 
     cache = given.get("cache")
     if cache is None:
         cache = given.get("past_key_values")
-    past: int | torch.Tensor | None = None
-    if mask is None or mask.shape[1] == length:
-        past = 0 if cache is None else _length_of(cache)
-    return PassInputs(batch, length, tokens, mask, attention, positions, past)
+    return PassInputs(batch, length, tokens, mask, attention, positions, None, cache)
 
 
 def _masks(

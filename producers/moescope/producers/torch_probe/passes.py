@@ -18,6 +18,8 @@ from moescope.producers.torch_probe.placing import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from numpy.typing import NDArray
 
@@ -29,54 +31,73 @@ if TYPE_CHECKING:
 class CurrentPass:
     """A pass that is being computed.
 
+    Args:
+        running: Whose rows it computes.
+        inputs: What it was given.
+        family: How to read the model's routers.
+        layers: Their number.
+
     Attributes:
         running: Whose rows it computes.
         inputs: What it was given.
         number: Among all passes that began.
-        family: How to read its routers, once the first of them ran.
+        family: How to read the model's routers.
         modules: Routers by place among the MoE layers.
-        captured: Their tensors, likewise; None until a router has run.
+        outputs: What their forwards returned, likewise; None until a router has run. None
+            altogether where tensors have to be picked while a router runs.
+        captured: Tensors that were picked while a router ran, likewise.
         has_repeated: Whether a router ran twice.
+        is_compiled: Whether compiled code computed it: then its tensors may change in place.
         is_fresh: Bool [L] on the device, of a replayed pass: whether each router's tensors are its.
     """
 
     __slots__ = (
-        "captured", "family", "has_repeated", "inputs", "is_fresh", "modules", "number", "running",
+        "captured", "family", "has_repeated", "inputs", "is_compiled", "is_fresh", "modules",
+        "number", "outputs", "running",
     )  # fmt: skip
 
-    def __init__(self, running: RunningBatch, inputs: PassInputs, layers: int) -> None:
+    def __init__(
+        self, running: RunningBatch, inputs: PassInputs, family: RouterFamily, layers: int
+    ) -> None:
         self.running = running
         self.inputs = inputs
-        self.family: RouterFamily | None = None
+        self.family = family
         self.modules: list[Any] = [None] * layers
         self.captured: list[Any] = [None] * layers
-        self.has_repeated = False
+        self.outputs: list[Any] | None = [None] * layers if family.reads_output_alone else None
+        self.has_repeated = self.is_compiled = False
         self.number = -1
         self.is_fresh: torch.Tensor | None = None
 
-    def keep(
-        self, place: int, family: RouterFamily, module: object, tensors: tuple[torch.Tensor, ...]
-    ) -> None:
+    def keep(self, place: int, module: object, tensors: tuple[torch.Tensor, ...]) -> None:
         """A router has run."""
         if self.captured[place] is not None:
             self.has_repeated = True
         self.captured[place] = tensors
         self.modules[place] = module
-        self.family = family
 
     @property
     def rows(self) -> int:
         """B * S."""
-        return self.inputs.batch * self.inputs.length
+        return self.inputs.rows
+
+    def tensors(self) -> list[tuple[torch.Tensor, ...]]:
+        """What `RouterFamily.capture` picks, by layer, of a whole pass.
+
+        Raises:
+            TypeError: A router did not return what its family's routers return.
+        """
+        if self.outputs is None:
+            return self.captured
+        return picked(self.family, self.modules, self.outputs, self.captured)
 
     def interpreted(self, wanted: Wanted) -> Routing:
         """What the routers of a whole pass decided, on the model's device.
 
         Expert ids of a replayed pass are −1, which is none, where they are not this replay's.
         """
-        assert self.family is not None  # noqa: S101 - a whole pass has one
         routing = self.family.interpret(
-            self.modules, self.captured, scores=wanted.scores, weights=wanted.weights
+            self.modules, self.tensors(), scores=wanted.scores, weights=wanted.weights
         )
         if self.is_fresh is None:
             return routing
@@ -87,7 +108,24 @@ class CurrentPass:
     @property
     def is_whole(self) -> bool:
         """Whether each router ran once."""
-        return not self.has_repeated and None not in self.captured
+        return not self.has_repeated and None not in self.modules
+
+
+def picked(
+    family: RouterFamily,
+    modules: Sequence[Any],
+    outputs: Sequence[Any],
+    captured: Sequence[tuple[torch.Tensor, ...] | None],
+) -> list[tuple[torch.Tensor, ...]]:
+    """What `RouterFamily.capture` picks of what each router returned, if it did not already.
+
+    Raises:
+        TypeError: A router did not return what its family's routers return.
+    """
+    return [
+        family.capture(module, (), {}, output) if tensors is None else tensors
+        for module, output, tensors in zip(modules, outputs, captured, strict=True)
+    ]
 
 
 class Wanted(NamedTuple):
@@ -99,31 +137,37 @@ class Wanted(NamedTuple):
 
 
 class ComputedPass:
-    """A pass that was computed, its tensors on their way to the host.
+    """Passes that were computed, their tensors on their way to the host.
+
+    Usually one; several where each computed the next token of each request (`steps`).
 
     Args:
-        running: Whose rows it computed.
-        inputs: What it was given.
-        routing: What its routers decided, [B * S, L, …].
+        running: Whose rows they computed.
+        inputs: What they were given; of several, S is their number, and `mask` is theirs alone.
+        routing: What the routers decided, [B * S, L, …]; of several, [B, S * L, …].
+        pass_ids: Number of the pass, or of each.
         wanted: Columns to bring along.
+        is_steps: Whether each column is the next token of each request, and comes from a pass of
+            its own.
 
     Attributes:
-        running: Whose rows it computed.
-        pass_id: Number of the pass.
+        running: Whose rows they computed.
         size: B * S.
+        is_step: Whether they computed next tokens of the requests, and nothing else.
 
     Raises:
         RefusedPassError: The routers saw other rows than the pass was given.
     """
 
     def __init__(
-        self, running: RunningBatch, inputs: PassInputs, routing: Routing, *, pass_id: int,
-        wanted: Wanted,
+        self, running: RunningBatch, inputs: PassInputs, routing: Routing, *,
+        pass_ids: Sequence[int], wanted: Wanted, is_steps: bool = False,
     ) -> None:  # fmt: skip
         self.running = running
-        self.pass_id = pass_id
+        self._pass_ids = pass_ids
         self._batch, self._length = inputs.batch, inputs.length
-        rows = self.size = inputs.batch * inputs.length
+        self.size = inputs.rows
+        rows = inputs.batch if is_steps else self.size
         if routing.expert_ids.shape[0] != rows:
             raise RefusedPassError(
                 "routers saw other rows", f"{routing.expert_ids.shape[0]} of a pass over {rows}"
@@ -131,7 +175,8 @@ class ComputedPass:
         mask, attending = inputs.mask, None
         self._columns = 0 if mask is None else mask.shape[1]
         # Decode after decode: the rows before are known, their mask need not be read again.
-        self._follows = 0 < running.columns == self._columns - inputs.length
+        self._follows = is_steps or running.is_followed_by(inputs)
+        self.is_step = is_steps or (self._follows and inputs.length == 1)
         if mask is not None and self._follows:
             mask = mask[:, -inputs.length :]
         if inputs.attention is not None and inputs.past is not None:
@@ -155,14 +200,16 @@ class ComputedPass:
         )
 
     @property
-    def is_step(self) -> bool:
-        """Whether it computed the next token of each request, and nothing else."""
-        return self._follows and self._length == 1
-
-    @property
     def is_late(self) -> bool:
         """Whether the copy takes its time: then other work is better done first."""
         return self._copy.is_late
+
+    @property
+    def pass_id(self) -> int | NDArray[np.int64]:
+        """Number of the pass, or [B * S] of the pass of each row."""
+        if len(self._pass_ids) == 1:
+            return self._pass_ids[0]
+        return np.tile(np.array(self._pass_ids, np.int64), self._batch)
 
     def rows(self) -> HostRows:
         """Wait for the copy, and place the rows.
@@ -174,12 +221,14 @@ class ComputedPass:
             mask, is_token, keys_seen, fits, positions, past, tokens, ids, *columns
         ) = self._copy.arrays()  # fmt: skip
         before = self._past if past is None else int(past)
-        if mask is not None:
-            mask = mask != 0
-            if self._follows:
-                placed = place_behind(mask, self.running.following)
-            else:
-                placed = place_by_mask(mask, self._length, before)
+        if self._follows:
+            is_there = np.ones((self._batch, self._length), np.bool_) if mask is None else mask != 0
+            placed = place_behind(is_there, self.running.following)
+            total = self.running.columns + self._length
+        elif mask is not None:
+            placed = place_by_mask(mask != 0, self._length, before)
+            is_longer = self._columns > self._length
+            total = self._columns if is_longer else before + self._length
         elif is_token is not None and keys_seen is not None:
             if not np.all(fits):
                 raise RefusedPassError("an unknown mask", "fewer keys than columns")
@@ -187,15 +236,20 @@ class ComputedPass:
             placed = place_by_attention(
                 np.broadcast_to(is_token, every), np.broadcast_to(keys_seen, every), positions
             )
+            total = before + self._length
         else:
             placed = place_in_order(self._batch, self._length, before, positions)
-        total = (
-            self._columns
-            if mask is not None and self._columns > self._length
-            else (before + self._length)
-        )
+            total = before + self._length
         assert ids is not None  # noqa: S101 - there are always some
+        if len(ids) != self.size:  # several passes: [B, S * L, …]
+            ids, *columns = [self._by_row(column) for column in (ids, *columns)]
         return HostRows(placed, tokens, total, ids, *columns)
+
+    def _by_row(self, column: Any) -> Any:  # noqa: ANN401 - an array or None
+        if column is None:
+            return None
+        layers = column.shape[1] // self._length
+        return column.reshape(self.size, layers, *column.shape[2:])
 
 
 class HostRows(NamedTuple):

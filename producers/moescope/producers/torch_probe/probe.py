@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import threading
+import time
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,17 +25,19 @@ from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
+from moescope.producers.torch_probe.steps import HELD_STEPS, is_step
 from moescope.producers.torch_probe.tower import device_of
 from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     import torch
 
     from moescope.producers.torch_probe.attribution import Attribution
     from moescope.producers.torch_probe.families import LayerRouter
+    from moescope.producers.torch_probe.hooks import AfterRouter
 
 _WAS_OFF: Final = "recording was off"
 _BESIDE: Final = "passes beside the open requests"
@@ -64,6 +67,8 @@ class Probe:
         sink: The same recorder.
         wanted: Columns to record.
         buffers: For passes in a CUDA graph that the program captures; None without any.
+        held_steps: The most decode steps that wait to be recorded together.
+        clock: Monotonic seconds.
 
     Attributes:
         of_thread: What the calling thread computes.
@@ -79,6 +84,8 @@ class Probe:
         wanted: Wanted,
         *,
         buffers: StaticBuffers | None = None,
+        held_steps: int = HELD_STEPS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
 
@@ -87,6 +94,7 @@ class Probe:
             AfterRouter,
             BeforePass,
         )
+        from moescope.producers.torch_probe.watching import watch  # noqa: PLC0415 - as above
 
         self._without_gradient = torch.no_grad
         self._attribution = attribution
@@ -101,6 +109,8 @@ class Probe:
         self.of_thread = OfThread()
         self.anchor = torch.zeros(1, device=device_of(routers[0].module, tower))
         self._buffers = buffers
+        self._held_steps = held_steps
+        self._clock = clock
         hooks = [
             AfterRouter(self, place, router.family, router.module)
             for place, router in enumerate(routers)
@@ -110,10 +120,7 @@ class Probe:
         self._handles: list[Any] = [
             tower.register_forward_pre_hook(BeforePass(self, tower), with_kwargs=True),
             tower.register_forward_hook(AfterPass(self)),
-            *(
-                router.module.register_forward_hook(hook, with_kwargs=True)
-                for router, hook in zip(routers, hooks, strict=True)
-            ),
+            *(watch(router.module, hook) for router, hook in zip(routers, hooks, strict=True)),
         ]
 
     @property
@@ -143,13 +150,13 @@ class Probe:
                 only padding follows.
         """
         ends = None if end_tokens is None else np.array(list(end_tokens), np.int64)
-        running = RunningBatch(requests, phase, step, ends)
+        running = RunningBatch(requests, phase, step, ends, self._held_steps)
         opening = self._openings.enter(running, inspect.currentframe())
         try:
             yield
         finally:
             self._openings.leave(opening)
-            self._settle(running)
+            self._settle_all(running)
             current = self.of_thread.current
             if isinstance(current, CurrentPass) and current.running is running:
                 self.of_thread.current = None
@@ -217,7 +224,7 @@ class Probe:
     def detach(self) -> None:
         """Take all hooks off; the model is as it was before."""
         for running in self._openings:
-            self._settle(running)
+            self._settle_all(running)
         self._is_detached = True
         forget(self)
         for handle in self._handles:
@@ -253,7 +260,7 @@ class Probe:
 
     def begin(self, inputs: PassInputs) -> None:
         """A pass with these inputs begins in this thread; never raises."""
-        rows = inputs.batch * inputs.length
+        rows = inputs.rows
         running: RunningBatch | None = None
         try:
             if is_capturing():
@@ -291,7 +298,7 @@ class Probe:
         return running
 
     def _arm(self, running: RunningBatch, inputs: PassInputs) -> None:
-        rows = inputs.batch * inputs.length
+        rows = inputs.rows
         if self._unrecorded.is_off:
             self._unrecorded.miss(running, rows, GAVE_UP)
         elif not self._sink.is_recording:
@@ -302,7 +309,9 @@ class Probe:
                 running.refusal, "nothing tells which of the drafted tokens are kept"
             )
         else:
-            current = CurrentPass(running, inputs, len(self._router_hooks))
+            if inputs.past is None and not running.is_followed_by(inputs):
+                inputs = inputs.with_past()
+            current = CurrentPass(running, inputs, self._hook(0).family, len(self._router_hooks))
             running.latest = current.number = next(self._begun)
             self.of_thread.current = current
 
@@ -322,7 +331,9 @@ class Probe:
         if current is None or hook is None:
             return
         try:
-            current.keep(place, hook.family, hook.module, tensors)
+            current.keep(place, hook.module, tensors)
+            if isinstance(current, CurrentPass):
+                current.is_compiled = True
         except Exception as error:  # noqa: BLE001 - inference comes first
             self.give_up(error)
 
@@ -342,15 +353,23 @@ class Probe:
             return
         running = current.running
         self._settle(running)
+        began = self._clock()
         try:
-            self._compute(current)
+            if self._is_recordable(current):
+                self._read(current, began)
+            self._sink.spend(self._clock() - began)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._unrecorded.tell(error, running, current.rows)
         else:
             if running.pending is not None and not running.pending.is_late:
                 self._settle(running)
 
-    def _compute(self, current: CurrentPass) -> None:
+    def _is_recordable(self, current: CurrentPass) -> bool:
+        """Whether each router ran once over the rows of the requests; False is counted.
+
+        Raises:
+            RefusedPassError: Whose rows they were is not known.
+        """
         running, inputs = current.running, current.inputs
         if running.refusal:
             raise RefusedPassError(running.refusal)
@@ -360,24 +379,68 @@ class Probe:
         if not current.is_whole:
             self._tally.add(incomplete_passes=1)
             self._unrecorded.miss(running, current.rows, "a router that did not run just once")
-            return
+            return False
         if len(running.requests) != inputs.batch:
             raise RefusedPassError(
                 "rows unlike the requests",
                 f"{inputs.batch} for {len(running.requests)} (beam search, or several sequences of "
                 "one request?)",
             )
-        wanted = self._wanted
-        if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
-            wanted = Wanted(weights=False, scores=False, tokens=wanted.tokens)
+        return True
+
+    def _read(self, current: CurrentPass, now: float) -> None:
+        """Read a pass's tensors; those of a decode step perhaps later, with the next ones'."""
+        running, wanted = current.running, self._wanted_now()
+        if is_step(current, wanted):
+            if running.held.add(current, next(self._pass_ids), wanted, now):
+                self._read_held(running)
+            return
+        if running.held:  # they come before this one
+            self._read_held(running)
+            self._settle(running)
         with self._without_gradient():
             running.pending = ComputedPass(
                 running,
-                inputs,
+                current.inputs,
                 current.interpreted(wanted),
-                pass_id=next(self._pass_ids),
+                pass_ids=[next(self._pass_ids)],
                 wanted=wanted,
             )
+
+    def _read_held(self, running: RunningBatch) -> None:
+        """Read the steps that wait; never raises."""
+        try:
+            with self._without_gradient():
+                hooks = [self._hook(place) for place in range(len(self._router_hooks))]
+                running.pending = running.held.read(
+                    running, hooks[0].family, [hook.module for hook in hooks], self._wanted_now()
+                )
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._unrecorded.tell(error, running, running.held.forget())
+
+    def _hook(self, place: int) -> AfterRouter:
+        """The hook of a router.
+
+        Raises:
+            RefusedPassError: The model is gone.
+        """
+        hook = self._router_hooks[place]()
+        if hook is None or hook.module is None:
+            raise RefusedPassError("the model was unloaded amid a request")
+        return hook
+
+    def _wanted_now(self) -> Wanted:
+        wanted = self._wanted
+        if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
+            return Wanted(weights=False, scores=False, tokens=wanted.tokens)
+        return wanted
+
+    def _settle_all(self, running: RunningBatch) -> None:
+        """Record all that these requests have computed and not yet recorded."""
+        self._settle(running)
+        if running.held:
+            self._read_held(running)
+            self._settle(running)
 
     def _settle(self, running: RunningBatch) -> None:
         """Record the pass that these requests have computed and not yet recorded."""

@@ -100,7 +100,7 @@ class StaticBuffers:
             if hook is not None and kept is not None:
                 pairs = zip(kept.buffers, kept.per_row, strict=True)
                 tensors = tuple([buffer[: rows * each] for buffer, each in pairs])
-                current.keep(place, hook.family, hook.module, tensors)
+                current.keep(place, hook.module, tensors)
         current.is_fresh = is_fresh
 
     def take_fresh(self) -> torch.Tensor:
@@ -118,15 +118,14 @@ class CapturedPass:
         rows: B · S.
     """
 
-    __slots__ = ("_buffers", "_rows")
+    __slots__ = ("_buffers", "_rows", "outputs")
 
     def __init__(self, buffers: StaticBuffers, rows: int) -> None:
+        self.outputs = None
         self._buffers = buffers
         self._rows = rows
 
-    def keep(
-        self, place: int, family: object, module: object, tensors: tuple[torch.Tensor, ...]
-    ) -> None:
+    def keep(self, place: int, module: object, tensors: tuple[torch.Tensor, ...]) -> None:
         """A router is captured."""
-        del family, module
+        del module
         self._buffers.keep(place, self._rows, tensors)

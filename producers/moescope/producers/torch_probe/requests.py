@@ -9,6 +9,7 @@ import numpy as np
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
 from moescope.producers.torch_probe.inputs import RefusedPassError
+from moescope.producers.torch_probe.steps import HeldSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from moescope.core.vocabulary import Fidelity
     from moescope.producers.profile import Profile
     from moescope.producers.torch_probe.content import ContentOfBatch
+    from moescope.producers.torch_probe.inputs import PassInputs
     from moescope.producers.torch_probe.passes import ComputedPass
     from moescope.producers.torch_probe.placing import PlacedRows
 
@@ -61,7 +63,7 @@ class RoutingSink(Protocol):
         weights: ArrayLike | None = None,
         entropy: ArrayLike | None = None,
         margin: ArrayLike | None = None,
-        pass_id: int | None = None,
+        pass_id: int | ArrayLike | None = None,
         step: int | ArrayLike | None = None,
         token_ids: ArrayLike | None = None,
         content_keys: ArrayLike | None = None,
@@ -77,6 +79,10 @@ class RoutingSink(Protocol):
 
     def miss(self, rows: int, reason: str) -> None:
         """See `Recorder.miss`."""
+        ...
+
+    def spend(self, seconds: float) -> None:
+        """See `Recorder.spend`."""
         ...
 
 
@@ -109,6 +115,7 @@ class RunningBatch:
         phase: Of all rows; None when it follows from the prompts' lengths.
         step: Optimizer step, or None.
         end_tokens: Token ids that end each of these generations; None when that was not said.
+        held_steps: The most decode steps that wait for each other.
 
     Attributes:
         ids: Request ids by row; the same list all the time.
@@ -118,6 +125,7 @@ class RunningBatch:
         has_ended: bool [B], whose end token was seen.
         behind_end: int64 [B], rows left out since then.
         is_doubtful: bool [B], where something followed that no generation feeds behind its end.
+        held: Decode steps that wait for the next ones, to be read with them.
         pending: A pass that is computed and not recorded yet.
         latest: Number of the pass that began last.
         refusal: Why no further pass is recorded, or empty.
@@ -130,6 +138,7 @@ class RunningBatch:
         phase: Phase | None = None,
         step: int | None = None,
         end_tokens: NDArray[np.int64] | None = None,
+        held_steps: int = 1,
     ) -> None:
         self.requests = tuple(requests)
         self.ids = [request.id for request in self.requests]
@@ -144,6 +153,7 @@ class RunningBatch:
         self.is_doubtful = np.zeros(len(self.requests), np.bool_)
         self.refusal = ""
         self.content: ContentOfBatch | None = None
+        self.held = HeldSteps(held_steps)
         self.pending: ComputedPass | None = None
         self.latest = -1
         self._is_decoding = False
@@ -212,6 +222,16 @@ class RunningBatch:
                 "several tokens behind the prompt in one pass",
                 "assisted generation, or a prompt in pieces without prompt_tokens",
             )
+
+    def is_followed_by(self, inputs: PassInputs) -> bool:
+        """Whether a pass goes on where the last one ended, by its mask.
+
+        Then the mask of what was before need not be read again, and the cache not be asked.
+        """
+        if inputs.mask is None or not self.columns:
+            return False
+        columns: int = inputs.mask.shape[1]
+        return self.columns + len(self.held) == columns - inputs.length
 
     @property
     def is_decoding(self) -> bool:

@@ -98,6 +98,11 @@ class BoundFamily:
         """What the order of ids means."""
         return self._adapter.rank_order
 
+    @property
+    def reads_output_alone(self) -> bool:
+        """Whether `capture` needs no more than what the forward returned."""
+        return not self._takes_arguments and not self._keeps_input
+
     def capture(
         self,
         module: torch.nn.Module,  # noqa: ARG002 - part of the protocol
@@ -194,7 +199,7 @@ class BoundFamily:
         import torch  # noqa: PLC0415 - imports without torch
 
         parts = [tensors[part] for tensors in captured]
-        if self._adapter.flattens or parts[0].ndim > 2:  # noqa: PLR2004 - [N, …]
+        if self._adapter.flattens or parts[0].ndim > 2:  # noqa: PLR2004 - not [N, …]
             parts = [tensor.flatten(0, -2) for tensor in parts]
         return torch.stack(parts, dim=1)
 

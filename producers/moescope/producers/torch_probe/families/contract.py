@@ -40,14 +40,18 @@ class RouterFamily(Protocol):
         name: The model's `config.model_type`, or an adapter's name.
         score_kind: What entropy and margin are made of.
         rank_order: What the order of `Routing.expert_ids` means.
+        reads_output_alone: Whether what a forward returned is all that `capture` looks at: then it
+            may as well be asked when the pass has ended.
     """
 
     @property
     def name(self) -> str: ...  # noqa: D102 - said above
     @property
-    def score_kind(self) -> ScoreKind: ...  # noqa: D102
+    def reads_output_alone(self) -> bool: ...  # noqa: D102 - likewise
     @property
-    def rank_order(self) -> RankOrder: ...  # noqa: D102
+    def score_kind(self) -> ScoreKind: ...  # noqa: D102 - likewise
+    @property
+    def rank_order(self) -> RankOrder: ...  # noqa: D102 - likewise
 
     def capture(
         self,

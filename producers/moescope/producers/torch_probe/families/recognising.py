@@ -90,13 +90,13 @@ class _Driven:
 def _drive(router: torch.nn.Module, experts: int) -> _Driven | None:
     import torch  # noqa: PLC0415 - imports without torch
 
-    (weight,) = [p for p in router.parameters() if p.ndim == 2 and len(p) == experts]  # noqa: PLR2004
+    (weight,) = [p for p in router.parameters() if p.ndim == 2 and len(p) == experts]  # noqa: PLR2004 - a matrix
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_ROWS, weight.shape[1], generator=generator).to(weight)
     with torch.no_grad():
         output = router.forward(rows)
     family = (output[0].shape, output[1].shape) == ((_ROWS, experts), output[2].shape)
-    if len(output) != 3 or not family or output[2].is_floating_point():  # noqa: PLR2004
+    if len(output) != 3 or not family or output[2].is_floating_point():  # noqa: PLR2004 - the triple
         return None
     expected = torch.nn.functional.linear(rows, weight).float()
     if not torch.allclose(output[0].float(), expected, rtol=_TOLERANCE, atol=_TOLERANCE):

@@ -166,7 +166,7 @@ def _eligible(selection: torch.Tensor, limit: GroupLimit) -> torch.Tensor:
     grouped = selection.unflatten(-1, (limit.groups, -1))
     best = grouped.topk(1 if limit.by == "best" else 2, dim=-1).values.sum(-1)
     kept = best.topk(limit.kept, dim=-1).indices
-    is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, kept, True)  # noqa: FBT003
+    is_kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, kept, True)  # noqa: FBT003 - torch takes it by place
     return is_kept.unsqueeze(-1).expand_as(grouped).flatten(-2)
 
 

@@ -34,7 +34,7 @@ class Places:
     owner: torch.nn.Module | None
     config: object
 
-    def find(self, names: tuple[str, ...], default: Any = None) -> Any:  # noqa: ANN401
+    def find(self, names: tuple[str, ...], default: Any = None) -> Any:  # noqa: ANN401 - a setting
         """The first setting of these names that is there and not None."""
         for place in (self.router, self.owner, self.config):
             # In a configuration of transformers 4, top_k is how text is sampled.
@@ -54,7 +54,7 @@ class Places:
         return None
 
 
-def _attribute(place: object, path: str) -> Any:  # noqa: ANN401 - settings have many types
+def _attribute(place: object, path: str) -> Any:  # noqa: ANN401 - a setting - settings have many types
     for name in path.split("."):
         place = getattr(place, name, None)
     return place

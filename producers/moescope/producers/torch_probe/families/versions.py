@@ -69,7 +69,7 @@ def _returns_logits(
 ) -> bool:
     import torch  # noqa: PLC0415 - imports without torch
 
-    weight = next(p for p in router.parameters() if p.ndim == 2 and len(p) == experts)  # noqa: PLR2004
+    weight = next(p for p in router.parameters() if p.ndim == 2 and len(p) == experts)  # noqa: PLR2004 - a matrix
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(1, _ROWS, weight.shape[1], generator=generator).to(weight)
     with torch.no_grad():
