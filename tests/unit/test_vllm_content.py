@@ -139,6 +139,15 @@ def test_chunks_and_steps_have_the_keys_of_the_whole_text(engine: Engine) -> Non
     assert found == [keys_of(short)[1:], keys_of([*long, 8])[6:]]
 
 
+def test_a_prompt_in_chunks_of_one_is_not_taken_for_an_answer(engine: Engine) -> None:
+    """What is computed again tells: it is hashed from what was kept."""
+    text = [*range(11, 20)]
+    engine.begin("slow", text[:3])
+    for position, token in enumerate(text[:7]):
+        assert engine.given(Rows("slow", position, [token])) == [[key_of(text[: position + 1])]]
+    assert engine.given(Rows("slow", 5, text[5:8])) == [keys_of(text, 5)[:3]]
+
+
 def test_a_cached_prefix_is_part_of_the_text(engine: Engine) -> None:
     """What was never computed is known from the prompt."""
     prompt = [*range(40, 60)]
@@ -176,6 +185,8 @@ def test_rejected_drafts_do_not_enter_the_text(engine: Engine) -> None:
     found = engine.given(Rows("drafts", 4, [5, 92], drafts=1, accepted=0))
     assert found == [keys_of([1, 2, 3, 4, 5, 92], 4)]
     assert engine.given(Rows("drafts", 5, [6])) == [keys_of(text)[5:]]
+    assert engine.given(Rows("drafts", 6, [93], drafts=1)) == [[key_of([*text, 93])]]
+    assert engine.given(Rows("drafts", 7, [8])) == [[None]]
 
 
 def test_embeddings_have_no_keys_and_cost_nobody_else_his(engine: Engine) -> None:
@@ -238,6 +249,8 @@ def test_a_session_goes_on_with_what_it_was_sent(engine: Engine) -> None:
     request.content = engine.content.go_on(request.content, new_request(whole))
     assert engine.given(Rows("session", 3, [4, 5])) == [keys_of(whole, 3)]
     assert engine.given(Rows("session", 5, [6])) == [keys_of([*whole, 6], 5)]
+    engine.unseen()
+    assert engine.given(Rows("session", 4, [5])) == [keys_of(whole, 4)]
 
 
 class Traffic:

@@ -7,6 +7,8 @@ import pytest
 from support.plugin_rows import recorded
 
 from moescope.producers import Recorder
+from moescope.producers.content_keys import content_keys
+from moescope.producers.vllm_plugin.content import EngineContent
 from moescope.producers.vllm_plugin.requests import EngineRequests
 
 if TYPE_CHECKING:
@@ -27,13 +29,13 @@ def scheduled(engine_id: str, prompt: int = 4, cached: int = 0, **arguments: obj
 class Engine:
     """Requests, and a recorder that gets a row of each."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, content: EngineContent | None = None) -> None:
         self.folder = folder
         self.recorder = Recorder(
             model="m", revision="r", layers=[0], experts=4, top_k=2, directory=folder / "ring",
             ring_bytes=1 << 20,
         )  # fmt: skip
-        self.requests = EngineRequests(self.recorder, "api")
+        self.requests = EngineRequests(self.recorder, "api", content)
 
     def compute(self, engine_id: str, position: int) -> None:
         """One row."""
@@ -91,6 +93,19 @@ def test_a_session_that_is_sent_more_input_has_a_longer_prompt(tmp_path: Path) -
     engine.requests.begin([scheduled("chatcmpl-x-00000000", 8)])
     engine.compute("chatcmpl-x-00000000", 5)
     assert engine.recorded()["chatcmpl-x"].prompt_tokens == 8
+
+
+def test_the_content_of_a_session_is_all_that_it_was_sent(tmp_path: Path) -> None:
+    """Tokens that came later are known like those of any prompt, also where a cache had them."""
+    engine = Engine(tmp_path, EngineContent(b"0123456789abcdef"))
+    engine.requests.begin([scheduled("chatcmpl-x-00000000", 3)])
+    engine.requests.begin([scheduled("chatcmpl-x-00000000", 8)])
+    (request,) = engine.requests.named(["chatcmpl-x-00000000"]).requests
+    assert request.content is not None
+    key = request.content.keys(8, (7).to_bytes(4, "little"), 1)
+    wanted = content_keys([1] * 8 + [7], key=b"0123456789abcdef")[-1]
+    assert key == int(wanted).to_bytes(8, "little")
+    engine.recorder.close()
 
 
 def test_requests_that_never_began_are_not_guessed(tmp_path: Path) -> None:

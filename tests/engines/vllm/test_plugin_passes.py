@@ -745,8 +745,9 @@ def test_behind_what_was_not_seen_there_are_no_keys(tmp_path: Path, how: str) ->
     clock = ManualClock(1_700_000_000_000_000)
     engine = KeyedEngine(tmp_path, RunnerV1(), clock=clock)
     switch = tmp_path / "ring" / "disable"
-    new = {"a": (2, 0), "b": (9, 0)}
-    engine.give(scheduled({"a": 2, "b": 3}, new=new), {"a": 0, "b": 0}, [1] * 5)
+    new = {"a": (2, 0), "b": (9, 0), "c": (1, 0)}
+    engine.give(scheduled({"a": 2, "b": 3, "c": 1}, new=new), dict.fromkeys("abc", 0), [1] * 6)
+    engine.give(scheduled({"c": 1}, computed={"c": 1}), {"c": 1}, [90])
     forward = None
     if how == "switched off":
         switch.touch()
@@ -754,19 +755,20 @@ def test_behind_what_was_not_seen_there_are_no_keys(tmp_path: Path, how: str) ->
         assert engine.recorder.set_fidelity("counts")
     else:
         forward = lambda: engine.route(3)  # noqa: E731 - not the rows that were scheduled
+    # Meanwhile the engine takes a token of c back, and puts another in its place.
     clock.sleep(2)
-    step = scheduled({"a": 1, "b": 3}, computed={"a": 2, "b": 3})
-    engine.give(step, {"a": 2, "b": 3}, [5, 1, 1, 1], forward)
+    step = scheduled({"a": 1, "b": 3, "c": 1}, computed={"a": 2, "b": 3, "c": 1})
+    engine.give(step, {"a": 2, "b": 3, "c": 1}, [5, 1, 1, 1, 4], forward)
     switch.unlink(missing_ok=True)
     assert engine.recorder.set_fidelity("full")
     clock.sleep(2)
-    step = scheduled({"a": 1, "b": 2}, computed={"a": 3, "b": 6})
-    engine.give(step, {"a": 3, "b": 6}, [6, 1, 1])
+    step = scheduled({"a": 1, "b": 2, "c": 1}, computed={"a": 3, "b": 6, "c": 2})
+    engine.give(step, {"a": 3, "b": 6, "c": 2}, [6, 1, 1, 7])
     step = scheduled({"a": 1, "b": 1}, computed={"a": 4, "b": 8})
     engine.give(step, {"a": 4, "b": 8}, [7, 1])
     assert engine.probe.counters.errors == 0
     found = engine.keys()
-    assert (found["a"][3], found["a"][4]) == (None, None)
+    assert (found["a"][3], found["a"][4], found["c"][2]) == (None, None, None)
     whole = keys_of([1] * 9)
     assert {at: found["b"][at] for at in (6, 7, 8)} == {at: whole[at] for at in (6, 7, 8)}
 

@@ -73,9 +73,7 @@ class RequestContent:
 
     def keep_prompt(self) -> None:
         """Forget what was generated: passes went by unseen."""
-        if len(self._tokens) > self._prompt_bytes:
-            del self._tokens[self._prompt_bytes :]
-            self._prefix = ContentPrefix(self._secret)
+        del self._tokens[self._prompt_bytes :]
 
     def keys(self, first: int, tokens: bytes, own: int) -> bytes | None:
         """Keys of a pass's rows.
