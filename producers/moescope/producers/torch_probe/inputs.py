@@ -99,7 +99,7 @@ def read_inputs(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, 
     # A compiler that traces this fails for good where an attribute is not there: ask for defaults.
     if computed is None or len(getattr(computed, "shape", ())) < _ROW_DIMENSIONS:
         raise RefusedPassError("no input_ids or inputs_embeds")
-    batch, length = computed.shape[:2]
+    batch, length = computed.shape[0], computed.shape[1]
     mask, attention = _masks(given.get("attention_mask"), batch, length)
     positions = given.get("position_ids")
     if positions is not None:
@@ -125,12 +125,14 @@ def _masks(
             raise RefusedPassError("an unknown mask", "of several kinds, none of full attention")
     if given is None:
         return None, None
-    shape = tuple(getattr(given, "shape", ()))
+    shape = getattr(given, "shape", ())
     if len(shape) == _ROW_DIMENSIONS and shape[0] == batch and shape[1] >= length:
         return given, None
     if len(shape) == _ATTENTION_DIMENSIONS and shape[0] in {1, batch} and shape[2] == length:
         return None, given
-    raise RefusedPassError("an unknown mask", f"of shape {shape} for {batch} x {length} rows")
+    raise RefusedPassError(
+        "an unknown mask", f"of shape {tuple(shape)} for {batch} x {length} rows"
+    )
 
 
 def _length_of(cache: Any) -> int | torch.Tensor:  # noqa: ANN401 - transformers has no types here

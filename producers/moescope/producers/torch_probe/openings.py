@@ -95,9 +95,11 @@ class Openings:
         """
         if not self._open:
             return None
-        own = [each for each in _open_here.get() if id(each) in self._open]
-        if len(self._open) == len(own) == 1 and not own[0].has(_GENERATOR):
-            return own[0].running
+        here = _open_here.get()
+        is_alone = len(here) == len(self._open) == 1 and id(here[0]) in self._open
+        if is_alone and not here[0].has(_GENERATOR):
+            return here[0].running
+        own = [each for each in here if id(each) in self._open]
         stack = _stack()
         running_here = [each for each in tuple(self._open.values()) if each.frame in stack]
         # Of the innermost function, the block that it entered last.

@@ -81,7 +81,7 @@ class CurrentPass:
         """B * S."""
         return self.inputs.rows
 
-    def tensors(self) -> list[tuple[torch.Tensor, ...]]:
+    def tensors(self) -> Sequence[tuple[torch.Tensor, ...]]:
         """What `RouterFamily.capture` picks, by layer, of a whole pass.
 
         Raises:
@@ -116,12 +116,24 @@ def picked(
     modules: Sequence[Any],
     outputs: Sequence[Any],
     captured: Sequence[tuple[torch.Tensor, ...] | None],
-) -> list[tuple[torch.Tensor, ...]]:
+) -> Sequence[tuple[torch.Tensor, ...]]:
     """What `RouterFamily.capture` picks of what each router returned, if it did not already.
+
+    Without a gradient: tensors that have one need not be detached.
 
     Raises:
         TypeError: A router did not return what its family's routers return.
     """
+    first = outputs[0]
+    # Most routers return a tuple of tensors: that is what would be picked.
+    if (
+        type(first) is tuple
+        and all(hasattr(part, "detach") for part in first)
+        and set(map(type, captured)) == {type(None)}
+        and set(map(type, outputs)) == {tuple}
+        and set(map(len, outputs)) == {len(first)}
+    ):
+        return outputs
     return [
         family.capture(module, (), {}, output) if tensors is None else tensors
         for module, output, tensors in zip(modules, outputs, captured, strict=True)
