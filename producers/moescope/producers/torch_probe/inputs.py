@@ -125,7 +125,7 @@ def _masks(
             raise RefusedPassError("an unknown mask", "of several kinds, none of full attention")
     if given is None:
         return None, None
-    shape = getattr(given, "shape", ())
+    shape: Sequence[int] = getattr(given, "shape", ())
     if len(shape) == _ROW_DIMENSIONS and shape[0] == batch and shape[1] >= length:
         return given, None
     if len(shape) == _ATTENTION_DIMENSIONS and shape[0] in {1, batch} and shape[2] == length:
