@@ -62,6 +62,20 @@ def test_requests_branch_off_a_common_prefix() -> None:
     assert (common.tokens, branch.tokens) == (3, 4)
 
 
+def test_tokens_that_nobody_needs_keys_of_are_read_all_the_same() -> None:
+    """Behind a cached prefix, keys are those of the whole text, and its positions, too."""
+    tokens = np.random.default_rng(4).integers(0, LARGEST_TOKEN, 500, endpoint=True)
+    data = tokens.astype("<u4").tobytes()
+    prefix = ContentPrefix(b"k")
+    keys = [prefix.extend(tokens[:3])]
+    prefix.skip(b"")
+    prefix.skip(bytearray(data[12:400]))
+    assert prefix.tokens == 100
+    keys.append(prefix.extend(tokens[100:]))
+    expected = np.delete(content_keys(tokens, key=b"k"), slice(3, 100))
+    assert np.array_equal(np.concatenate(keys), expected)
+
+
 def test_a_decode_step_of_many_requests_is_that_of_each() -> None:
     """Requests at different positions are extended side by side."""
     draw = np.random.default_rng(3)

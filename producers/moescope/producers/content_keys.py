@@ -85,6 +85,11 @@ class ContentPrefix:
         self.tokens += 1
         return self._hash.digest()
 
+    def skip(self, tokens: bytes | bytearray) -> None:
+        """Read tokens, 4 little-endian bytes each, whose keys nobody needs: a cached prefix."""
+        self._hash.update(tokens)
+        self.tokens += len(tokens) // _TOKEN_BYTES
+
     def copy(self) -> ContentPrefix:
         """Another request that begins with the same tokens (a cached prefix, a branch)."""
         other = copy(self)

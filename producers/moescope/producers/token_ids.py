@@ -45,7 +45,7 @@ class KeyedHash:
     """
 
     def __init__(self, key: bytes | str | os.PathLike[str], *, vocabulary: int = 0) -> None:
-        self._key = _checked(key if isinstance(key, bytes) else _read_key(Path(key)))
+        self._key = _checked(key if isinstance(key, bytes) else read_key(Path(key)))
         self._lock = threading.Lock()
         self._table: NDArray[np.uint64] = np.zeros(0, np.uint64)
         if vocabulary:
@@ -105,7 +105,12 @@ class KeyedHash:
         return int.from_bytes(digest.digest(), "little")
 
 
-def _read_key(path: Path) -> bytes:
+def read_key(path: Path) -> bytes:
+    """What a key file holds, without line ends at its end; its length is for the caller to judge.
+
+    Raises:
+        SettingsError: The file cannot be read, or somebody else could have read or written it.
+    """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(file, "rb") as opened:

@@ -15,7 +15,7 @@ import numpy as np
 
 from moescope.core.errors import SettingsError
 from moescope.producers.content_keys import LARGEST_TOKEN, ContentPrefix
-from moescope.producers.token_ids import LONGEST_KEY, SHORTEST_KEY, _read_key
+from moescope.producers.token_ids import LONGEST_KEY, SHORTEST_KEY, read_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,9 +113,7 @@ class RequestContent:
             self._prefix = ContentPrefix(self._secret)
         prefix = self._prefix
         if prefix.tokens < first:
-            # It takes any number of tokens at once, and counts one.
-            prefix.append(bytes(self._tokens[prefix.tokens * _TOKEN_BYTES : first * _TOKEN_BYTES]))
-            prefix.tokens = first
+            prefix.skip(self._tokens[prefix.tokens * _TOKEN_BYTES : first * _TOKEN_BYTES])
 
 
 class EngineContent:
@@ -212,7 +210,7 @@ def secret_of(file: str) -> bytes:
     Raises:
         SettingsError: It is too short or too long, or its file cannot be trusted or read.
     """
-    secret = _read_key(Path(file))
+    secret = read_key(Path(file))
     if SHORTEST_KEY <= len(secret) <= LONGEST_KEY:
         return secret
     raise SettingsError(
