@@ -193,7 +193,7 @@ def test_steps_far_apart_do_not_wait(model: Any, recording: Recording) -> None:
 
 
 def test_a_step_waits_no_longer_than_it_may(model: Any, recording: Recording) -> None:
-    """Steps that follow closely wait for a fifth of a second together."""
+    """Steps that follow closely wait for a quarter of a second together."""
     now = [0.0]
     with attach(model, recording.recorder, held_steps=100) as probe, torch.no_grad():
         probe._clock = lambda: now[0]
@@ -201,10 +201,10 @@ def test_a_step_waits_no_longer_than_it_may(model: Any, recording: Recording) ->
             cache = begun(model)
             found = []
             for step in range(7):
-                now[0] += 0.045
+                now[0] += 0.06
                 decode(model, 1, cache, 3 + step)
                 found.append(probe.counters.passed_rows - 3)
-    # The first one is read at once; of the others the first waits for 0.225 s.
+    # The first one is read at once; of the others the first waits for 0.3 s.
     assert found == [1, 1, 1, 1, 1, 1, 7]
 
 

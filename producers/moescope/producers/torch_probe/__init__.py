@@ -1,4 +1,4 @@
-"""A probe for torch models: forward hooks on the routers, rows into a recorder.
+"""A probe for torch models: watches the routers, gives rows to a recorder.
 
 torch is imported only when a probe records: this package imports without it.
 """

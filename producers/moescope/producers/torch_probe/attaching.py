@@ -55,7 +55,7 @@ def attach(
         static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
             needed for `Probe.after_replay`.
         held_steps: The most decode steps of a batch that wait to be recorded together, for less
-            than 0.3 s while steps go on, else to the next pass or the end of the block; 1 records
+            than 0.4 s while steps go on, else to the next pass or the end of the block; 1 records
             each at once, at a higher cost.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The probe: hooks on a model and its routers, armed from a pass's beginning to its end."""
+"""The probe: watches a model and its routers, from a pass's beginning to its end."""
 
 from __future__ import annotations
 

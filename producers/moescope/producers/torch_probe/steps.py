@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 HELD_STEPS: Final = 8
 """Steps that are read together, by default."""
 
-HELD_SECONDS: Final = 0.2
-"""A step waits no longer for the next ones, once one has come."""
+HELD_SECONDS: Final = 0.25
+"""Steps wait no longer for the next ones, when one comes: their rows' event time is when they are
+recorded."""
 
-CLOSE_SECONDS: Final = 0.05
-"""Steps further apart do not wait: a hundredth of one of them pays for reading it."""
+CLOSE_SECONDS: Final = 0.1
+"""Steps further apart do not wait: a hundredth of such a step pays for reading it."""
 
 HELD_BYTES: Final = 4 << 20
 """Of tensors that routers returned: with more of them, reading costs what each entry costs."""
