@@ -162,15 +162,60 @@ def test_only_runs_that_go_on_are_looked_at(database: duckdb.DuckDBPyConnection)
 
 
 def test_a_layer_that_lacks_a_window_leaves_it_out(database: duckdb.DuckDBPyConnection) -> None:
-    """Rows that were pruned or not complete break no arithmetic."""
+    """Rows that were pruned or that saw too little break no arithmetic."""
     rows = [
-        row | {"complete": row["start"] != 20}
+        row | {"level_reason": "coverage" if row["start"] == 20 else None}
         for row in windows(24, sorted_after=12)
         if (row["start"], row["layer"]) != (30, 2)
     ]
     add_rows(database, "windows", rows)
     (finding,) = training_findings(database, *ALWAYS)
     assert finding.pattern == "data_order_drift"
+
+
+@pytest.mark.parametrize("start", [5 * 4, 5 * 20])
+@pytest.mark.parametrize(
+    ("run", "named"),
+    [({"sorted_after": 12}, "data_order_drift"), ({"collapse_after": 12}, "expert_collapse")],
+)
+def test_a_layer_whose_rows_were_suspicious_blinds_for_one_window(
+    database: duckdb.DuckDBPyConnection, start: int, run: dict[str, Any], named: str
+) -> None:
+    """Values that are null, or of a few tokens, enter no sum that all later windows build on."""
+    unknown = {
+        "tokens": 0, "counts": [0] * EXPERTS, "load_entropy": None, "cold_expert_share": None,
+        "level_reason": "suspicious rows",
+    }  # fmt: skip
+    rows = [
+        row | (unknown if (row["start"], row["layer"]) == (start, 1) else {})
+        for row in windows(24, **run)
+    ]
+    add_rows(database, "windows", rows)
+    (finding,) = training_findings(database, *ALWAYS)
+    assert finding.pattern == named
+    assert finding.evidence["first_step"] == 5 * 12
+
+
+@pytest.mark.parametrize(
+    ("reason", "named"),
+    [
+        (None, ["data_order_drift"]),
+        ("no threshold", ["data_order_drift"]),
+        ("suspicious rows", []),
+        ("coverage", []),
+        ("coverage unknown", []),
+    ],
+)
+def test_windows_with_a_few_lost_rows_are_named(
+    database: duckdb.DuckDBPyConnection, reason: str | None, named: list[str]
+) -> None:
+    """A run that loses a row in each step is watched; steps that saw too little say nothing."""
+    rows = windows(24, sorted_after=12)
+    add_rows(
+        database, "windows", [row | {"complete": False, "level_reason": reason} for row in rows]
+    )
+    found = training_findings(database, *ALWAYS)
+    assert [finding.pattern for finding in found] == named
 
 
 def test_history_is_bounded(database: duckdb.DuckDBPyConnection) -> None:

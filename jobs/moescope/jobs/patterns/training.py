@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from moescope.core.tables import LevelReason
 from moescope.jobs.patterns.finding import Finding
 from moescope.jobs.patterns.training_runs import TrainingRun
 from moescope.jobs.statistics.cusum import mean_run_length, upper_cusum
+from moescope.storage.levels import COVERED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,12 +33,13 @@ _ACTIVE = """
     ORDER BY ALL
 """
 
-_HISTORY = """
+_HISTORY = f"""
     SELECT start, layer, tokens, requests, scenes, scene_tokens, counts, load_entropy,
         cold_expert_share, epoch_us(first_time) AS first_us, epoch_us(last_time) AS last_us
     FROM windows
     WHERE lane = ? AND size = ? AND stride = size AND window_kind = 'step' AND phase = 'train'
-        AND scope_kind = 'all' AND complete AND first_time IS NOT NULL
+        AND scope_kind = 'all' AND first_time IS NOT NULL
+        AND {COVERED} AND level_reason IS DISTINCT FROM '{LevelReason.SUSPICIOUS_ROWS}'
         AND close_time < make_timestamp(?)
     QUALIFY dense_rank() OVER (ORDER BY start DESC) <= ?
     ORDER BY start, layer
