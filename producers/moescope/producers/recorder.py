@@ -26,23 +26,18 @@ from moescope.producers.profile import Profile
 from moescope.producers.recording.budget import BUDGET_REASON, Rung
 from moescope.producers.recording.call import rows_given, whole_number_of_rows
 from moescope.producers.recording.calls import Calls
-from moescope.producers.recording.changing import (
-    LOCK_TIMEOUT_SECONDS,
-    ChangingTerms,
-    plain_reason,
-)
+from moescope.producers.recording.changing import ChangingTerms, plain_reason
 from moescope.producers.recording.counters import Complaints, RecorderCounters, RowBooks
 from moescope.producers.recording.description import checked_incarnation, checked_profile, member
 from moescope.producers.recording.event_times import EventTimes
 from moescope.producers.recording.forks import forget_forks, watch_forks
 from moescope.producers.recording.general import PartlyWrittenError
 from moescope.producers.recording.pausing import Pausing, new_budget
+from moescope.producers.recording.requests import Requests
 from moescope.producers.recording.running import RunningRequests
 from moescope.producers.recording.sampling import Sampling
 from moescope.producers.recording.switch import KillSwitch, disabled_by_environment
-from moescope.producers.ring.facts import NO_NAME, UNKNOWN_LENGTH, RequestFacts, is_name
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
-from moescope.producers.ring.rows import write_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -182,6 +177,14 @@ class Recorder:
         now = self._clock.monotonic()
         budget = new_budget(cpu_budget, profile.fidelity, sampling_ratio, now)
         self._pausing = Pausing(KillSwitch(Path(directory)), budget, now)
+        self._requests = Requests(
+            running=self._running,
+            sampling=self._sampling,
+            pausing=self._pausing,
+            times=self._times,
+            complaints=self._complaints,
+            lock=self._lock,
+        )
         self._off = disabled_by_environment()
         incarnation = checked_incarnation(incarnation)
         if not self._off:
@@ -235,24 +238,7 @@ class Recorder:
         if not self._follows_requests():
             return
         try:
-            if not is_name(scene):
-                self._complaints.say_once(f"begin_request: {NO_NAME.format('scene')}")
-                scene = UNKNOWN_SCENE
-            if task is not None and not is_name(task):
-                self._complaints.say_once(f"begin_request: {NO_NAME.format('task')}")
-                task = None
-            facts = RequestFacts(
-                request_id,
-                request_id if task is None else task,
-                scene,
-                UNKNOWN_LENGTH if prompt_tokens is None else int(prompt_tokens),
-                int(cached_tokens),
-            )
-            if self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-                try:
-                    self._running.begin(facts)
-                finally:
-                    self._lock.release()
+            self._requests.begin(request_id, prompt_tokens, cached_tokens, task, scene)
         except (TypeError, ValueError) as error:
             self._complaints.say_once(f"begin_request: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
@@ -371,26 +357,7 @@ class Recorder:
         if not self._follows_requests():
             return
         try:
-            if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-                return
-            try:
-                running = self._running.end(request_id)
-                ring = self._ring
-                if (
-                    running is None
-                    or ring is None
-                    or self._pausing.is_switched_off
-                    or not self._sampling.takes(request_id)
-                ):
-                    return
-                ring.enter()
-                write_end(
-                    ring, running.facts, last_of_task=bool(last_of_task),
-                    time_us=self._times.now_us(),
-                )  # fmt: skip
-                ring.leave()
-            finally:
-                self._lock.release()
+            self._requests.end(request_id, last_of_task=last_of_task)
         except TypeError as error:
             self._complaints.say_once(f"end_request: {error}")
         except Exception as error:  # noqa: BLE001 - inference comes first
@@ -513,6 +480,7 @@ class Recorder:
         self._ring = self._books.ring = ring
         self._terms.start(profile, ring)
         self._calls.open(ring)
+        self._requests.open(ring)
         # An engine that lets go of its recorder, or ends in peace, did not crash.
         weakref.finalize(self, ring.close)
 
