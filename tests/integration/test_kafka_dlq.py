@@ -25,8 +25,8 @@ from moescope.console.kafka.replay import (
     _told_of_a_takeover,
     replay_letters,
 )
+from moescope.core.accounts import DeadLetter
 from moescope.core.clock import ManualClock, SystemClock
-from moescope.core.emission import DeadLetter
 from moescope.core.errors import InputError, MoescopeError
 from moescope.core.kafka import open_admin, open_producer
 from moescope.core.kafka.dead_letters import dead_letter_record

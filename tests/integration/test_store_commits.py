@@ -25,14 +25,9 @@ from support.shared_rows import (
     with_domain,
 )
 
+from moescope.core.accounts import DeadLetter, NodeStatus
 from moescope.core.clock import NO_TIME
-from moescope.core.emission import (
-    DeadLetter,
-    Emission,
-    NodeStatus,
-    TrailingReference,
-    WindowGroup,
-)
+from moescope.core.emission import Emission, TrailingReference, WindowGroup
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.core.vocabulary import CloseReason, ScopeKind, WindowKind
 from moescope.storage.errors import EmissionRefusedError, FencedError

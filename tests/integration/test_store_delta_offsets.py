@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.shared_rows import BASE, SECOND, SHAPES, Record, RowProcessor, share_finisher
 
-from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
+from moescope.core.accounts import DeadLetter, DeadLetterCount
+from moescope.core.emission import Emission
 from moescope.storage import Store
 from moescope.storage.errors import EmissionRefusedError, LogReplacedError
 from moescope.storage.progress import is_contained
@@ -16,7 +17,7 @@ from moescope.storage.progress import is_contained
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from moescope.core.emission import PartitionProgress
+    from moescope.core.accounts import PartitionProgress
 
 TOPIC = "x.deltas-0"
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support.emission_values import EMISSIONS, FLOATS, TEXTS
 from support.plain_equality import same
 
-from moescope.core.emission import Emission, LaneKey, PartitionProgress, SharedDelta
+from moescope.core.accounts import PartitionProgress
+from moescope.core.emission import Emission, LaneKey, SharedDelta
 from moescope.core.emission_records import (
     EMISSION_KINDS,
     EmissionAssembler,

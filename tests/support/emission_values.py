@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from moescope.core import accounts
 from moescope.core import emission as em
 from moescope.core.batch import Placement
 from moescope.core.exceedance import Exceedance, ExceedanceKey
@@ -91,7 +92,7 @@ DELTAS = st.builds(
     positions=POSITIONS, similarity=st.none() | SIMILARITY, lags=LAGS, passes=PASSES,
 )  # fmt: skip
 BATCHES = st.builds(
-    em.BatchAccount, partition=TEXTS, offset=WHOLE, append_time_us=WHOLE, node=TEXTS,
+    accounts.BatchAccount, partition=TEXTS, offset=WHOLE, append_time_us=WHOLE, node=TEXTS,
     incarnation=st.integers(0, (1 << 64) - 1), sequence=WHOLE, model=TEXTS, revision=TEXTS,
     record_bytes=WHOLE, rows=WHOLE, accepted_rows=WHOLE, context_rows=WHOLE, padding_rows=WHOLE,
     recomputed_rows=WHOLE, stale_rows=WHOLE, late_rows=WHOLE, uncounted_phase_rows=WHOLE,
@@ -99,7 +100,7 @@ BATCHES = st.builds(
     reasons=few(TEXTS), unseen_rows=WHOLE,
 )  # fmt: skip
 PROGRESS = st.builds(
-    em.PartitionProgress, partition=TEXTS, domain=TEXTS, emitted_to=WHOLE, replay_from=WHOLE,
+    accounts.PartitionProgress, partition=TEXTS, domain=TEXTS, emitted_to=WHOLE, replay_from=WHOLE,
     state=st.binary(max_size=40), watermark_us=WHOLE, step_low=WHOLE, sealed=st.booleans(),
     set_aside_us=few(WHOLE),
 )  # fmt: skip
@@ -109,7 +110,7 @@ EMISSIONS = st.builds(
     windows=few(WINDOWS), histograms=HISTOGRAMS, deltas=few(DELTAS), batches=few(BATCHES),
     dead_letters=few(
         st.builds(
-            em.DeadLetter, partition=TEXTS, offset=WHOLE, append_time_us=WHOLE, reason=TEXTS,
+            accounts.DeadLetter, partition=TEXTS, offset=WHOLE, append_time_us=WHOLE, reason=TEXTS,
             detail=TEXTS, payload=st.binary(max_size=20),
         )
     ),
@@ -127,13 +128,13 @@ EMISSIONS = st.builds(
     ),
     nodes=few(
         st.builds(
-            em.NodeStatus, partition=TEXTS, node=TEXTS, incarnation=WHOLE, last_sequence=WHOLE,
-            watermark_us=WHOLE, state=TEXTS, lost_rows=WHOLE, gaps=WHOLE,
+            accounts.NodeStatus, partition=TEXTS, node=TEXTS, incarnation=WHOLE,
+            last_sequence=WHOLE, watermark_us=WHOLE, state=TEXTS, lost_rows=WHOLE, gaps=WHOLE,
         )
     ),
     dead_letter_counts=few(
         st.builds(
-            em.DeadLetterCount, partition=TEXTS, reason=TEXTS, records=WHOLE, kept=WHOLE,
+            accounts.DeadLetterCount, partition=TEXTS, reason=TEXTS, records=WHOLE, kept=WHOLE,
             record_bytes=WHOLE,
         )
     ),

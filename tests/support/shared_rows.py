@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from moescope.core.accounts import BatchAccount, PartitionProgress
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.emission import (
-    BatchAccount,
     Emission,
     FinishedWindows,
     HistogramKey,
     Histograms,
     LaneKey,
-    PartitionProgress,
     SharedDelta,
     WindowGroup,
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from support.batches import make_heartbeat
 from support.rolled_up import roll_up
 
+from moescope.core.accounts import DeadLetter
 from moescope.core.clock import NO_TIME
-from moescope.core.emission import DeadLetter
 from moescope.core.wire import encode_batch
 from moescope.processors.config import WindowConfig
 from moescope.processors.letters import REMEMBERED_MINUTES, LetterBox

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moescope.core.accounts import DeadLetter
 from moescope.core.dead_letter_reasons import DeadLetterReason
-from moescope.core.emission import DeadLetter
 from moescope.core.kafka.dead_letters import (
     LARGEST_PAYLOAD,
     PayloadState,

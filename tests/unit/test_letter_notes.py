@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from moescope.core.accounts import DeadLetterCount
 from moescope.core.clock import ManualClock
-from moescope.core.emission import DeadLetterCount
 from moescope.processors.letter_notes import QUIET_SECONDS, LetterNotes
 
 

@@ -12,7 +12,7 @@ from moescope.processors.partition import Partition
 from moescope.processors.sources.protocol import SourceGap, SourceRecord
 
 if TYPE_CHECKING:
-    from moescope.core.emission import DeadLetter
+    from moescope.core.accounts import DeadLetter
 
 BEGINNING = SourceGap(0, 11, "removed", is_beginning=True)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from moescope.core.emission import DeadLetterCount, Emission, PartitionProgress
+from moescope.core.accounts import DeadLetterCount, PartitionProgress
+from moescope.core.emission import Emission
 from moescope.core.self_metrics import SelfMetrics
 from moescope.processors.pipeline_metrics import PipelineMetrics
 

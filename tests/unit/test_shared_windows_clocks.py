@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from moescope.core.accounts import PartitionProgress
 from moescope.core.clock import END_OF_TIME, NO_TIME
-from moescope.core.emission import PartitionProgress
 from moescope.storage.shared import DomainClock, advance_clock
 
 SECOND = 1_000_000

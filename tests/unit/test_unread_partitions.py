@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from moescope.core.accounts import PartitionProgress
 from moescope.core.clock import ManualClock
-from moescope.core.emission import PartitionProgress
 from moescope.storage.deltas.unread import UnreadPartitions
 
 

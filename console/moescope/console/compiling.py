@@ -24,7 +24,8 @@ from moescope.producers.simulator import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moescope.core.emission import Emission, PartitionProgress
+    from moescope.core.accounts import PartitionProgress
+    from moescope.core.emission import Emission
     from moescope.processors.config import WindowConfig
 
 COMPILING: Final = "compiling kernels, about a minute the first time"

@@ -14,8 +14,8 @@ from moescope.processors.group.offset_note import OffsetNote
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.clock import Clock
-    from moescope.core.emission import PartitionProgress
     from moescope.core.settings import Settings
     from moescope.storage.store import Store
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from moescope.core.emission import PartitionProgress
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.settings import Settings
     from moescope.producers.importers.report import FileReport
 

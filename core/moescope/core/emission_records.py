@@ -12,18 +12,20 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from moescope.core.batch import Placement
-from moescope.core.emission import (
+from moescope.core.accounts import (
     BatchAccount,
     DeadLetter,
     DeadLetterCount,
+    NodeStatus,
+    PartitionProgress,
+)
+from moescope.core.batch import Placement
+from moescope.core.emission import (
     Emission,
     FinishedWindows,
     HistogramKey,
     Judgement,
     LaneKey,
-    NodeStatus,
-    PartitionProgress,
     PlacementNotice,
     SharedDelta,
     TrailingReference,

@@ -10,7 +10,8 @@ from moescope.processors.merge import merge_deltas
 from moescope.processors.partition import Partition
 
 if TYPE_CHECKING:
-    from moescope.core.emission import Finisher, PartitionProgress, WindowGroup
+    from moescope.core.accounts import PartitionProgress
+    from moescope.core.emission import Finisher, WindowGroup
     from moescope.processors.config import WindowConfig
     from moescope.processors.resuming import Resumed
 

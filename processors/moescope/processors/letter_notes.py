@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from moescope.core.accounts import DeadLetterCount
     from moescope.core.clock import Clock
-    from moescope.core.emission import DeadLetterCount
 
 QUIET_SECONDS: Final = 60.0
 

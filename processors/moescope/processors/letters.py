@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from moescope.core.emission import DeadLetter, DeadLetterCount
+from moescope.core.accounts import DeadLetter, DeadLetterCount
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

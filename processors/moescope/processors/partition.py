@@ -7,16 +7,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from moescope.core.accounts import BatchAccount, DeadLetter, NodeStatus, PartitionProgress
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.dead_letter_reasons import DeadLetterReason
-from moescope.core.emission import (
-    BatchAccount,
-    DeadLetter,
-    LaneKey,
-    NodeStatus,
-    PartitionProgress,
-    PlacementNotice,
-)
+from moescope.core.emission import LaneKey, PlacementNotice
 from moescope.core.printable import printable
 from moescope.core.vocabulary import IdSpace, Phase
 from moescope.core.wire import BatchDecodeError, decode_batch
@@ -33,13 +27,9 @@ from moescope.processors.traffic_mix import mix_of, spread
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from moescope.core.accounts import DeadLetterCount
     from moescope.core.batch import BatchHeader, RoutingBatch
-    from moescope.core.emission import (
-        DeadLetterCount,
-        SharedDelta,
-        TrailingReference,
-        WindowGroup,
-    )
+    from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
     from moescope.processors.config import WindowConfig
     from moescope.processors.nodes import Node
     from moescope.processors.sources.protocol import SourceGap, SourceRecord

@@ -10,7 +10,7 @@ from moescope.core.errors import InternalError, MoescopeError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from moescope.core.emission import PartitionProgress
+    from moescope.core.accounts import PartitionProgress
 
 
 class CommitRefusedError(MoescopeError):

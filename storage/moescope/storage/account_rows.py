@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from _typeshed import DataclassInstance
 
-    from moescope.core.emission import (
-        BatchAccount,
-        DeadLetter,
-        DeadLetterCount,
-        NodeStatus,
-        TrailingReference,
-    )
+    from moescope.core.accounts import BatchAccount, DeadLetter, DeadLetterCount, NodeStatus
+    from moescope.core.emission import TrailingReference
 
 _INCOMING = "incoming_keys"
 

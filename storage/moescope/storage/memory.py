@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from moescope.core.emission import PartitionProgress, SharedDelta
+    from moescope.core.accounts import PartitionProgress
+    from moescope.core.emission import SharedDelta
     from moescope.storage.shared import DomainClock, WindowShapes
 
 

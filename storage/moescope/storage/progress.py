@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from moescope.core.emission import PartitionProgress
+from moescope.core.accounts import PartitionProgress
 from moescope.storage.account_rows import replace as replace_rows
 from moescope.storage.columns import records
 from moescope.storage.errors import EmissionRefusedError, LogReplacedError

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.clock import Clock
-    from moescope.core.emission import CommitHook, Finisher, PartitionProgress
+    from moescope.core.emission import CommitHook, Finisher
     from moescope.core.self_metrics import SelfMetrics
     from moescope.core.thresholds import ThresholdBook, ThresholdVersion
     from moescope.storage.shared import WindowShapes

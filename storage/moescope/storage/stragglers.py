@@ -11,8 +11,9 @@ from moescope.storage.shared.clocks import SET_ASIDE_US
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.clock import Clock
-    from moescope.core.emission import Emission, EmissionStore, PartitionProgress
+    from moescope.core.emission import Emission, EmissionStore
 
 PATIENCE_SECONDS: Final = 10.0
 """Longer than the longest pause of an agent between two looks for its broker."""

@@ -7,8 +7,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.kafka.letter_position import NOTHING, PositionFile, Published
+from moescope.core.accounts import DeadLetter
 from moescope.core.clock import NO_TIME
-from moescope.core.emission import DeadLetter
 from moescope.core.kafka import Topic, explain, open_producer, topic_name
 from moescope.core.kafka.dead_letters import dead_letter_record
 from moescope.core.kafka.ending import end_producer

@@ -13,7 +13,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from moescope.core.emission import DeadLetter
+from moescope.core.accounts import DeadLetter
 from moescope.core.kafka.topics import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:

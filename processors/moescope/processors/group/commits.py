@@ -23,7 +23,8 @@ from moescope.processors.resuming import CommitRefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moescope.core.emission import Emission, PartitionProgress
+    from moescope.core.accounts import PartitionProgress
+    from moescope.core.emission import Emission
     from moescope.core.kafka.broker_watch import BrokerWatch
     from moescope.core.settings import Settings
     from moescope.processors.group.fences import Fences

@@ -10,8 +10,9 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.errors import FencedInstanceIdError, KafkaTimeoutError
 from kafka.structs import MemberState
 
+from moescope.core.accounts import PartitionProgress
 from moescope.core.clock import NO_TIME
-from moescope.core.emission import LIVE_DOMAIN, PartitionProgress
+from moescope.core.emission import LIVE_DOMAIN
 from moescope.core.errors import DependencyUnreachableError
 from moescope.core.kafka import Topic, open_consumer, topic_name
 from moescope.core.kafka.ends import end_offsets

@@ -16,8 +16,8 @@ from moescope.processors.group.bounded import end_consumer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.clock import Clock
-    from moescope.core.emission import PartitionProgress
     from moescope.core.settings import Settings
 
 FETCH_BYTES = 1 << 20

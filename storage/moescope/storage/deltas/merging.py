@@ -12,7 +12,8 @@ from moescope.storage.histogram_rows import add_histograms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from moescope.core.emission import Histograms, NodeStatus, PartitionProgress
+    from moescope.core.accounts import NodeStatus, PartitionProgress
+    from moescope.core.emission import Histograms
 
 
 def merged(

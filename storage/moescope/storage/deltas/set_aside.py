@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from moescope.core.accounts import DeadLetter, DeadLetterCount
 from moescope.core.dead_letter_reasons import DeadLetterReason
-from moescope.core.emission import DeadLetter, DeadLetterCount, Emission
+from moescope.core.emission import Emission
 
 if TYPE_CHECKING:
     from collections.abc import Callable

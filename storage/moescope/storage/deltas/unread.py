@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from moescope.core.accounts import PartitionProgress
     from moescope.core.clock import Clock
-    from moescope.core.emission import PartitionProgress
 
 PATIENCE_SECONDS: Final = 120.0
 """So long a partition whose records wait is waited for without any progress."""

@@ -12,7 +12,7 @@ from moescope.storage.shared.spans import SECOND_US
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from moescope.core.emission import PartitionProgress
+    from moescope.core.accounts import PartitionProgress
 
 SET_ASIDE_US = 10 * SECOND_US
 """A partition of the live domain that is this far behind the fastest is not waited for."""
