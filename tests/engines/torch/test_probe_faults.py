@@ -142,10 +142,10 @@ def test_a_probe_that_keeps_failing_switches_itself_off(
         hook = hook_on(model.model.layers[1].mlp.gate)
         assert hook is not None
 
-        def fail(*_arguments: object) -> None:
+        def fail(*_arguments: object, **_named: object) -> None:
             raise RuntimeError("no such luck")
 
-        monkeypatch.setattr(type(hook.family), "capture", fail)
+        monkeypatch.setattr(type(hook.family), "interpret", fail)
         outputs = []
         for name in range(ERRORS_ALLOWED + 5):
             with probe.request(str(name)):
