@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moescope.core.clock import NO_TIME
 from moescope.core.router_sums import ROUTER_SUMS
-from moescope.core.vocabulary import (
-    MAX_SCENES,
-    OTHER_SCENE,
-    UNKNOWN_SCENE,
-    Fidelity,
-    Phase,
-)
+from moescope.core.vocabulary import Fidelity, Phase
 from moescope.processors.kernels.advance import close_due, flush_tasks, seal_slots
 from moescope.processors.kernels.apply import apply_ops
 from moescope.processors.kernels.count import count_dropped, count_rows, mark_identical
@@ -42,6 +35,7 @@ from moescope.processors.kernels.records import (
     SKIPPED,
     TASK_PIECE,
 )
+from moescope.processors.lane_names import SceneNumbers, TaskNumbers
 from moescope.processors.lane_output import LaneOutput, has_router_sums
 from moescope.processors.pane_profiles import Chunk, PaneProfiles, position_origins
 from moescope.processors.panes import UNKNOWN_DROPS
@@ -95,15 +89,15 @@ class Lane:
         self._passes = OpenPasses(self._layers, self._experts, watermark)
         self._batches = 0
         self._nodes: dict[int, str] = {}
-        self._scenes: list[str] = []
-        self._scene_id: dict[str, int] = {}
-        self._task_names: dict[int, str] = {}
-        self._task_id: dict[str, int] = {}
+        self._scenes = SceneNumbers()
+        self._tasks = TaskNumbers()
         self._deadline = NO_TIME
         self._flushed_minute = NO_TIME
         self._forget_at = NO_TIME
         self._task_gaps: dict[str, int] = {}
-        self.output = LaneOutput(key, partition, config, sampling, self._scene_name, self._profiles)
+        self.output = LaneOutput(
+            key, partition, config, sampling, self._scenes.name_of, self._profiles
+        )
         width = self._layers * self._experts
         self._most_cells = int(np.clip(CELL_BYTES // (2 * max(width, 1)), 64, MOST_CELLS))
         accumulators = self._requests.windows.shape[1]
@@ -252,7 +246,7 @@ class Lane:
             if wrong:
                 account.reasons += ("counts_mismatch",)
                 seconds = replace(seconds, counts=adding_up)
-            self.output.add_time_blocks(seconds, batch.header.node, self._scene)
+            self.output.add_time_blocks(seconds, batch.header.node, self._scenes.number_of)
         return account
 
     def _run(
@@ -283,8 +277,8 @@ class Lane:
         node = batch.header.node
         self._nodes.update(dict.fromkeys(slot_of_request.tolist(), node))
         anchors, unanchored = phase_anchors(batch.requests)
-        tasks = _numbers(batch.requests.tasks, self._task_id, self._task)
-        scenes = _numbers(batch.requests.scenes, self._scene_id, self._scene)
+        tasks = self._tasks.numbers_of(batch.requests.tasks)
+        scenes = self._scenes.numbers_of(batch.requests.scenes)
         total = len(request)
         cell_of_row = np.full(total, NONE, np.int32)
         steps = np.zeros(0, np.int64) if step is None else step
@@ -379,14 +373,14 @@ class Lane:
             self.output.add_closed(
                 closed, closed_counts, closed_dropped, closed_router,
                 [requests.names[slot] for slot in slots],
-                [self._task_names[task] for task in closed["task"].tolist()],
+                self._tasks.names_of(closed["task"].tolist()),
                 [self._nodes[slot] for slot in slots],
             )  # fmt: skip
         if n_pieces and self._config.task:
             pieces = self._pieces[:n_pieces].copy()
             self.output.add_pieces(
                 pieces, piece_counts, piece_dropped, piece_router,
-                [self._task_names[task] for task in pieces["task"].tolist()],
+                self._tasks.names_of(pieces["task"].tolist()),
             )  # fmt: skip
 
     def _carry_out_closings(self, n: NDArray[np.int64], *, live: bool) -> None:
@@ -399,7 +393,7 @@ class Lane:
         """Note rows that will never arrive, by phase and scene."""
         for (phase, scene), rows in lost.items():
             self.output.add_lost(
-                phase, self._scene(scene), node, panes, rows, unknown_gap=unknown_gap
+                phase, self._scenes.number_of(scene), node, panes, rows, unknown_gap=unknown_gap
             )
 
     def close_passes(self, node: str, watermark_us: int) -> None:
@@ -497,7 +491,7 @@ class Lane:
         """What a restart cannot rebuild from the records that it replays from there on."""
         requests = self._requests
         values, arrays = self.output.state()
-        values["scenes"] = self._scenes
+        values["scenes"] = self._scenes.state()
         values["similarity"] = self._profiles.similarity.state()
         values["closed_early"] = self._closed_early()
         values["idle"], arrays["idle"] = requests.idle(replay_from)
@@ -508,10 +502,7 @@ class Lane:
 
     def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         """Take over a saved state, before replay."""
-        self._scenes = []
-        self._scene_id = {}
-        for name in values["scenes"]:
-            self._scene(name)
+        self._scenes.restore(values["scenes"])
         self.output.restore(values, arrays)
         self._profiles.similarity.restore(values["similarity"])
         self._passes.restore(values["passes"], arrays["passes"])
@@ -581,39 +572,5 @@ class Lane:
         self._requests.release(slots)
         for slot in slots.tolist():
             self._nodes.pop(slot, None)
-        if len(self._task_names) > 4 * len(self._requests) + 4096:
-            known = set(self._requests.slots["task"].tolist())
-            self._task_names = {t: name for t, name in self._task_names.items() if t in known}
-            self._task_id = {name: t for t, name in self._task_names.items()}
-
-    def _task(self, name: str) -> int:
-        digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        task = int.from_bytes(digest, "little", signed=True)
-        self._task_names[task] = name
-        self._task_id[name] = task
-        return task
-
-    def _scene(self, name: str) -> int:
-        name = name or UNKNOWN_SCENE
-        known = self._scene_id.get(name)
-        if known is None:
-            if len(self._scenes) >= MAX_SCENES and name != OTHER_SCENE:
-                return self._scene(OTHER_SCENE)
-            known = len(self._scenes)
-            self._scenes.append(name)
-            self._scene_id[name] = known
-        return known
-
-    def _scene_name(self, scene: int) -> str:
-        return self._scenes[scene]
-
-
-def _numbers(
-    names: tuple[str, ...], known: dict[str, int], number: Callable[[str], int]
-) -> NDArray[np.int64]:
-    """Numbers of names; `number` is asked for those that are not known, and notes them."""
-    try:
-        return np.fromiter(map(known.__getitem__, names), np.int64, len(names))
-    except KeyError:
-        named = [known[name] if name in known else number(name) for name in names]
-        return np.array(named, np.int64)
+        if len(self._tasks) > 4 * len(self._requests) + 4096:
+            self._tasks.keep(set(self._requests.slots["task"].tolist()))
