@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moescope.core.clock import NO_TIME
-from moescope.core.emission import SharedDelta, TrailingReference, WindowGroup
-from moescope.core.router_sums import ROUTER_SUMS
-from moescope.core.vocabulary import CloseReason, Fidelity, Phase, ScopeKind, WindowKind
-from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US, REASONS
-from moescope.processors.panes import NO_FIRST, NO_LAST, PaneArena, PaneKey, told_drops
+from moescope.core.emission import SharedDelta
+from moescope.core.vocabulary import Fidelity, Phase, ScopeKind, WindowKind
+from moescope.processors.closed_windows import ClosedWindows
+from moescope.processors.kernels.records import MINUTE_US, NONE, PANE_US
+from moescope.processors.lane_references import LaneReferences
+from moescope.processors.panes import (
+    NO_FIRST,
+    NO_LAST,
+    PHASE_NAMES,
+    PaneArena,
+    PaneKey,
+    told_drops,
+    told_router,
+)
 from moescope.processors.passes import PassPanes
 from moescope.processors.sums import sum_of
-from moescope.processors.trailing import PERIOD_US, TrailingSums
+from moescope.processors.trailing import PERIOD_US
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.core.batch import TimeBlocks
-    from moescope.core.emission import LaneKey
+    from moescope.core.emission import LaneKey, TrailingReference, WindowGroup
     from moescope.core.router_sums import LagSums, PassSums, PositionCounts, SimilaritySums
     from moescope.processors.config import WindowConfig
     from moescope.processors.kernels.records import Records
@@ -32,9 +40,6 @@ if TYPE_CHECKING:
     from moescope.processors.passes import ClosedPasses
     from moescope.processors.row_sampling import RowSampling
 
-_REASONS = tuple(CloseReason(reason) for reason in REASONS)
-_PHASES = {int(phase): phase.name.lower() for phase in Phase}
-UNTIMED = NO_TIME
 TASK_GAPS = 60
 """Minutes of the longest task window."""
 
@@ -42,17 +47,6 @@ TASK_GAPS = 60
 def has_router_sums(key: LaneKey) -> bool:
     """Whether a lane's producers tell rows apart: sums of counts know of no pairs."""
     return key.fidelity != Fidelity.COUNTS.name.lower()
-
-
-class _Closed(NamedTuple):
-    records: Records
-    counts: NDArray[np.uint16]
-    dropped: NDArray[np.uint64]
-    router: NDArray[np.int64]
-    requests: list[str]
-    tasks: list[str]
-    nodes: list[str]
-    weights: NDArray[np.float64]
 
 
 class LaneOutput:
@@ -68,23 +62,18 @@ class LaneOutput:
         profiles: PaneProfiles,
     ) -> None:
         self._key = key
-        self._partition = partition
         self._config = config
-        self._sampling = sampling
         self._scene_name = scene_name
         self._profiles = profiles
         self._shape = (len(key.layers), key.experts)
-        self._closed: list[_Closed] = []
         self._deltas: list[SharedDelta] = []
         with_router = has_router_sums(key)
         self._time_panes = PaneArena(*self._shape, config.gap_limit, with_router=with_router)
         self._step_panes = PaneArena(*self._shape, config.step_gap_limit, with_router=with_router)
         self._pass_panes = PassPanes(PANE_US, config.step_pane)
-        self._trailing: dict[int, TrailingSums] = {}
-        self._references: list[TrailingReference] = []
+        self._trailing = LaneReferences(key, partition, self._collect_panes)
+        self._closed = ClosedWindows(key, config.token, sampling, scene_name, self._trailing)
         self._scoped_nodes: set[str] = set()
-        lane = repr(key).encode("utf-8", "surrogatepass")
-        self._lane_name = blake2b(lane, digest_size=6).hexdigest()
 
     # ---- in ------------------------------------------------------------------------------
 
@@ -172,11 +161,7 @@ class LaneOutput:
         nodes: list[str],
     ) -> None:
         """Take closed token windows, and settle which of them become rows."""
-        self._sampling.count(records["close_time"], self._shape[0])
-        weights = self._sampling.weights(records["first_time"], records["request_hash"])
-        self._closed.append(
-            _Closed(records, counts, dropped, router, requests, tasks, nodes, weights)
-        )
+        self._closed.add(records, counts, dropped, router, requests, tasks, nodes)
 
     def add_pieces(
         self,
@@ -193,7 +178,7 @@ class LaneOutput:
             self._deltas.append(
                 SharedDelta(
                     lane=self._key,
-                    phase=_PHASES[int(piece["phase"])],
+                    phase=PHASE_NAMES[int(piece["phase"])],
                     kind=WindowKind.TASK,
                     scope_kind=ScopeKind.ALL,
                     scope_value="",
@@ -207,7 +192,7 @@ class LaneOutput:
                     last_time_us=int(piece["last_time"]),
                     request_gaps=_one_gap(int(piece["gap"])),
                     last_of_task=bool(piece["last_of_task"]),
-                    router=self._told_router(router[index]),
+                    router=told_router(router[index], self._shape[0]),
                 )
             )
 
@@ -219,7 +204,7 @@ class LaneOutput:
         self._deltas.append(
             SharedDelta(
                 lane=self._key,
-                phase=_PHASES[phase],
+                phase=PHASE_NAMES[phase],
                 kind=WindowKind.TIME,
                 scope_kind=ScopeKind.ALL,
                 scope_value="",
@@ -244,10 +229,9 @@ class LaneOutput:
     def drain(self) -> tuple[list[WindowGroup], list[SharedDelta], list[TrailingReference]]:
         """Everything since the last call."""
         self._collect_panes()
-        groups = list(self._groups())
+        groups = list(self._closed.take_groups())
         deltas, self._deltas = self._deltas, []
-        references, self._references = self._references, []
-        return groups, deltas, references
+        return groups, deltas, self._trailing.take_made()
 
     def _open_panes_of_passes(self) -> PassPanes:
         """Passes since the last call, each of whose panes is open, even if its rows went before."""
@@ -267,7 +251,7 @@ class LaneOutput:
         for (number, phase, node), parts in shared.items():
             total = _sum_panes([pane for _, pane in parts])
             if total.seen or total.lost or total.unknown_gap:
-                self._trailing_of(phase).add(number * PANE_US // PERIOD_US, total.counts)
+                self._trailing.sums_of(phase).add(number * PANE_US // PERIOD_US, total.counts)
             if not self._config.time:
                 continue
             of_pane = (number, phase, node)
@@ -320,7 +304,7 @@ class LaneOutput:
     ) -> SharedDelta:
         return SharedDelta(
             lane=self._key,
-            phase=_PHASES[phase],
+            phase=PHASE_NAMES[phase],
             kind=kind,
             scope_kind=scope_kind,
             scope_value=scope_value,
@@ -334,17 +318,11 @@ class LaneOutput:
             last_time_us=NO_TIME if pane.last_time_us == NO_LAST else pane.last_time_us,
             request_gaps=pane.gaps,
             scene_tokens=scene_tokens,
-            router=self._told_router(pane.router),
+            router=told_router(pane.router, self._shape[0]),
             positions=positions,
             lags=lags,
             passes=passes,
         )
-
-    def _told_router(self, router: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Router sums as others read them, from flat ones [.., L · ROUTER_SUMS]."""
-        if not router.shape[-1]:
-            return None
-        return router.reshape(*router.shape[:-1], self._shape[0], ROUTER_SUMS)
 
     def _by_scene(self, parts: list[tuple[int, Pane]]) -> dict[str, int]:
         tokens: dict[str, int] = {}
@@ -374,116 +352,17 @@ class LaneOutput:
             self._scoped_nodes.add(node)
         return True
 
-    def _groups(self) -> Iterator[WindowGroup]:
-        closed, self._closed = self._closed, []
-        if not closed:
-            return
-        # Into an array of that type: numpy would compare the fields' types again for each part.
-        records = np.empty(sum(len(part.records) for part in closed), closed[0].records.dtype)
-        np.concatenate([part.records for part in closed], out=records)
-        counts = np.concatenate([part.counts for part in closed])
-        dropped = np.concatenate([part.dropped for part in closed])
-        router = np.concatenate([part.router for part in closed])
-        weights = np.concatenate([part.weights for part in closed])
-        requests = [name for part in closed for name in part.requests]
-        tasks = [name for part in closed for name in part.tasks]
-        nodes = [name for part in closed for name in part.nodes]
-        timed = records["close_time"] != NO_TIME
-        period = np.where(timed, records["close_time"] // PERIOD_US, UNTIMED)
-        keys = np.stack([period, records["spec"], records["phase"]], axis=1)
-        distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
-        inverse = inverse.reshape(-1)
-        for index, (group_period, spec, phase) in enumerate(distinct.tolist()):
-            chosen = np.flatnonzero(inverse == index)
-            part = records[chosen]
-            size, stride = self._config.token[spec]
-            trailing, trailing_id = self._trailing_reference(phase, group_period)
-            rows = chosen.tolist()
-            scenes = [self._scene_name(scene) for scene in part["scene"].tolist()]
-            complete = (part["seen"] == size) & (part["expected"] == size)
-            yield WindowGroup(
-                lane=self._key,
-                phase=_PHASES[phase],
-                kind=WindowKind.TOKEN,
-                size=size,
-                stride=stride,
-                scope_kind=ScopeKind.ALL,
-                scope_value="",
-                start=part["start"],
-                first_time_us=part["first_time"],
-                last_time_us=part["last_time"],
-                close_time_us=part["close_time"],
-                request=[requests[row] for row in rows],
-                task=[tasks[row] for row in rows],
-                scene=scenes,
-                node=[nodes[row] for row in rows],
-                seen=part["seen"],
-                expected=part["expected"],
-                lost=np.maximum(part["expected"] - part["seen"], 0),
-                unknown_gap=np.zeros(len(rows), np.bool_),
-                requests=np.ones(len(rows), np.int64),
-                close_reason=[_REASONS[reason] for reason in part["reason"].tolist()],
-                complete=complete,
-                weight=weights[chosen],
-                row_version=np.ones(len(rows), np.int32),
-                counts=counts[chosen].astype(np.uint32).reshape(-1, *self._shape),
-                dropped=told_drops(dropped[chosen]),
-                trailing=trailing,
-                trailing_id=trailing_id,
-                scene_tokens=tuple(
-                    {scene: seen} for scene, seen in zip(scenes, part["seen"].tolist(), strict=True)
-                ),
-                router=self._told_router(router[chosen]),
-            )
-
-    def _trailing_of(self, phase: int) -> TrailingSums:
-        known = self._trailing.get(phase)
-        if known is None:
-            known = self._trailing[phase] = TrailingSums(self._shape, self._collect_panes)
-        return known
-
-    def _trailing_reference(self, phase: int, period: int) -> tuple[NDArray[np.int64] | None, str]:
-        if period == UNTIMED:
-            return None, ""
-        counts, made = self._trailing_of(phase).reference(period)
-        if counts is None:
-            return None, ""
-        name = f"trailing/{self._partition}/{self._lane_name}/{_PHASES[phase]}/{period}"
-        if made:
-            self._references.append(
-                TrailingReference(
-                    reference_id=name,
-                    lane=self._key,
-                    phase=_PHASES[phase],
-                    partition=self._partition,
-                    effective_from_us=period * PERIOD_US,
-                    counts=counts,
-                )
-            )
-        return counts, name
-
     # ---- memory --------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """The trailing sums; everything else was handed out by `drain`."""
-        values: dict[str, Any] = {"trailing": {}, "scoped_nodes": sorted(self._scoped_nodes)}
-        arrays: dict[str, NDArray[Any]] = {}
-        for phase, sums in self._trailing.items():
-            values["trailing"][str(phase)], parts = sums.state()
-            arrays |= {f"trailing{phase}.{name}": array for name, array in parts.items()}
-        return values, arrays
+        trailing, arrays = self._trailing.state()
+        return {"trailing": trailing, "scoped_nodes": sorted(self._scoped_nodes)}, arrays
 
     def restore(self, values: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
         """Take over a saved state."""
         self._scoped_nodes = set(values["scoped_nodes"])
-        for phase, known in values["trailing"].items():
-            prefix = f"trailing{phase}."
-            parts = {
-                name.removeprefix(prefix): array
-                for name, array in arrays.items()
-                if name.startswith(prefix)
-            }
-            self._trailing_of(int(phase)).restore(known, parts)
+        self._trailing.restore(values["trailing"], arrays)
 
 
 _COUNTED_PHASES = frozenset(

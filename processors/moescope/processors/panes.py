@@ -8,6 +8,7 @@ import numpy as np
 
 from moescope.core.metrics import DROPS_UNKNOWN
 from moescope.core.router_sums import ROUTER_SUMS
+from moescope.core.vocabulary import Phase
 from moescope.processors.kernels.apply import add_cells
 
 if TYPE_CHECKING:
@@ -22,12 +23,21 @@ NO_LAST = -(2**63)
 UNKNOWN_DROPS = np.uint64(1 << 40)
 """Added once per cell whose producer does not tell drops: sums of it stay above any real number
 of assignments until `told_drops` says so."""
+PHASE_NAMES = {int(phase): phase.name.lower() for phase in Phase}
+"""Names of phases by number, as windows have them."""
 _NOT_TOLD = np.uint64(DROPS_UNKNOWN)
 
 
 def told_drops(sums: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Sums of drops as others read them: `DROPS_UNKNOWN` where one part does not tell."""
     return np.where(sums >= UNKNOWN_DROPS, _NOT_TOLD, sums)
+
+
+def told_router(router: NDArray[np.int64], layers: int) -> NDArray[np.int64] | None:
+    """Router sums as others read them, from flat ones [.., L · ROUTER_SUMS]; None without any."""
+    if not router.shape[-1]:
+        return None
+    return router.reshape(*router.shape[:-1], layers, ROUTER_SUMS)
 
 
 class PaneKey(NamedTuple):
