@@ -178,6 +178,18 @@ def test_rows_after_the_probe_gave_up_are_told(
     assert recording.recorder.counters().unseen_rows == passes * IDS.numel()
 
 
+def test_a_paused_recorder_gives_the_reason_that_every_probe_gives(tmp_path: Path) -> None:
+    """One switch has one text, in a model of transformers as in a vLLM server."""
+    model = make_model("olmoe")
+    recording = Recording(model, tmp_path)
+    (tmp_path / "rings" / "disable").touch()
+    with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
+        model(IDS)
+    labels = recording.recorder.profile.labels
+    assert labels["unseen_reason"] == "recording is switched off"
+    assert recording.recorder.counters().unseen_rows == IDS.numel()
+
+
 def test_a_lost_probe_is_found_again(tmp_path: Path) -> None:
     """Who let go of the probe gets it back from the model, as the refusal says."""
     model = make_model("olmoe")

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from moescope.producers.recording.switch import KillSwitch
 
 LOOK_EVERY_SECONDS: Final = 1.0
+NOT_RECORDING: Final = "recording is switched off"
+"""What every probe says of passes that it did not read while a recorder records nothing."""
 
 
 class Pausing:

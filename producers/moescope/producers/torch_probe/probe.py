@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, Phase
+from moescope.producers.recording.pausing import NOT_RECORDING
 from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
 from moescope.producers.torch_probe.inputs import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.families import LayerRouter
     from moescope.producers.torch_probe.hooks import AfterRouter
 
-_WAS_OFF: Final = "recording was off"
 _BESIDE: Final = "passes beside the open requests"
 _HOW_TO_OPEN: Final = (
     "a pass ran outside of any request while one was open elsewhere: open request() in the "
@@ -302,7 +302,7 @@ class Probe:
         if self._unrecorded.is_off:
             self._unrecorded.miss(running, rows, GAVE_UP)
         elif not self._sink.is_recording:
-            self._unrecorded.miss(running, rows, _WAS_OFF)
+            self._unrecorded.miss(running, rows, NOT_RECORDING)
         elif inputs.length > 1 and running.phase is None and is_drafting():
             running.refusal = "assisted generation"
             raise RefusedPassError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from moescope.core.vocabulary import Fidelity
+from moescope.producers.recording.pausing import NOT_RECORDING
 from moescope.producers.vllm_plugin.capture import NOT_ROUTED, route_compiled_to
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
 from moescope.producers.vllm_plugin.experts import SettledExperts
@@ -252,7 +253,7 @@ class EngineProbe:
             raise UnknownLayoutError("unknown model runner")
         step = self._layout.step(scheduled)
         if not was_armed:
-            raise UnknownLayoutError("recording is switched off")
+            raise UnknownLayoutError(NOT_RECORDING)
         first = self._first_row(step, self._capture)
         copy = self._copies.take(step, first, keep=bool(step.drafts.any()))
         if copy is None:
