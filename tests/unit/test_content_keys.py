@@ -5,12 +5,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.rings import small_recorder
 
-from moescope.core.errors import InputError
-from moescope.producers.content_keys import LARGEST_TOKEN, ContentPrefix, content_keys, step_keys
+from moescope.core.errors import InputError, SettingsError
+from moescope.producers.content_keys import (
+    LARGEST_TOKEN,
+    ContentPrefix,
+    checked_secret,
+    content_keys,
+    step_keys,
+)
+from moescope.producers.training import RoutingCallback
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import ArrayLike
+
+SECRET = b"canaries of tests"
 
 
 def plain_keys(tokens: list[int], secret: bytes) -> list[int]:
@@ -29,7 +41,7 @@ def plain_keys(tokens: list[int], secret: bytes) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("secret", [b"", b"s", bytes(64)])
+@pytest.mark.parametrize("secret", [b"", bytes(16), bytes(range(64))])
 def test_keys_are_keyed_hashes_of_whole_prefixes(secret: bytes) -> None:
     """The format is what other recorders can rely on, at the ends of the range, too."""
     tokens = np.random.default_rng(1).integers(0, LARGEST_TOKEN, 200, endpoint=True)
@@ -39,26 +51,42 @@ def test_keys_are_keyed_hashes_of_whole_prefixes(secret: bytes) -> None:
 
 def test_a_long_secret_counts_to_its_end() -> None:
     """No byte of a secret is cut off."""
-    keys = {int(content_keys([1], key=bytes(99) + bytes([last]))[0]) for last in range(3)}
+    keys = {int(content_keys([1], key=bytes(63) + bytes([last]))[0]) for last in range(3)}
     assert len(keys) == 3
+
+
+@pytest.mark.parametrize("secret", [b"s", b"fifteen bytes !", b"x" * 65, "sixteen letters!"])
+def test_a_secret_that_is_none_is_refused_without_being_shown(secret: bytes) -> None:
+    """One rule wherever a secret is given: whoever can guess it reads what was asked."""
+    for use in (checked_secret, ContentPrefix, lambda secret: content_keys([1], key=secret)):
+        with pytest.raises(SettingsError, match="16 to 64 bytes") as caught:
+            use(secret)
+        assert caught.value.next_step
+        assert str(secret) not in str(caught.value)
+
+
+def test_a_trainer_refuses_a_short_secret_before_it_trains(tmp_path: Path) -> None:
+    """A callback is made long before its model comes: the mistake is told where it was made."""
+    with small_recorder(tmp_path) as recorder, pytest.raises(SettingsError, match="16 to 64"):
+        RoutingCallback(recorder, run="run", content_key=b"short")
 
 
 def test_keys_do_not_depend_on_how_a_request_is_cut() -> None:
     """Chunked prefill, one token at a time and whole prompts give one key per position."""
     tokens = np.random.default_rng(2).integers(0, 50_000, 3_000)
-    prefix = ContentPrefix(b"k")
+    prefix = ContentPrefix(SECRET)
     pieces = [prefix.extend(chunk) for chunk in np.split(tokens, [0, 1, 2, 700, 2_995])]
-    assert np.array_equal(np.concatenate(pieces), content_keys(tokens, key=b"k"))
+    assert np.array_equal(np.concatenate(pieces), content_keys(tokens, key=SECRET))
     assert prefix.tokens == len(tokens)
 
 
 def test_requests_branch_off_a_common_prefix() -> None:
     """A cached prefix is read once, and its branches do not disturb each other."""
-    common = ContentPrefix(b"k")
+    common = ContentPrefix(SECRET)
     common.extend([1, 2, 3])
     branch = common.copy()
-    assert branch.extend([4]).tolist() == content_keys([1, 2, 3, 4], key=b"k")[3:].tolist()
-    assert content_keys([5], start=common).tolist() == [content_keys([1, 2, 3, 5], key=b"k")[3]]
+    assert branch.extend([4]).tolist() == content_keys([1, 2, 3, 4], key=SECRET)[3:].tolist()
+    assert content_keys([5], start=common).tolist() == [content_keys([1, 2, 3, 5], key=SECRET)[3]]
     assert (common.tokens, branch.tokens) == (3, 4)
 
 
@@ -66,13 +94,13 @@ def test_tokens_that_nobody_needs_keys_of_are_read_all_the_same() -> None:
     """Behind a cached prefix, keys are those of the whole text, and its positions, too."""
     tokens = np.random.default_rng(4).integers(0, LARGEST_TOKEN, 500, endpoint=True)
     data = tokens.astype("<u4").tobytes()
-    prefix = ContentPrefix(b"k")
+    prefix = ContentPrefix(SECRET)
     keys = [prefix.extend(tokens[:3])]
     prefix.skip(b"")
     prefix.skip(bytearray(data[12:400]))
     assert prefix.tokens == 100
     keys.append(prefix.extend(tokens[100:]))
-    expected = np.delete(content_keys(tokens, key=b"k"), slice(3, 100))
+    expected = np.delete(content_keys(tokens, key=SECRET), slice(3, 100))
     assert np.array_equal(np.concatenate(keys), expected)
 
 
@@ -80,11 +108,11 @@ def test_a_decode_step_of_many_requests_is_that_of_each() -> None:
     """Requests at different positions are extended side by side."""
     draw = np.random.default_rng(3)
     requests = [draw.integers(0, 99, size) for size in (1, 5, 300)]
-    prefixes = [ContentPrefix(b"k") for _ in requests]
+    prefixes = [ContentPrefix(SECRET) for _ in requests]
     for prefix, tokens in zip(prefixes, requests, strict=True):
         prefix.extend(tokens[:-1])
     step = step_keys(prefixes, [tokens[-1] for tokens in requests])
-    assert step.tolist() == [content_keys(tokens, key=b"k")[-1] for tokens in requests]
+    assert step.tolist() == [content_keys(tokens, key=SECRET)[-1] for tokens in requests]
     assert [prefix.tokens for prefix in prefixes] == [1, 5, 300]
     assert step_keys([], []).tolist() == []
     with pytest.raises(InputError):
@@ -96,9 +124,9 @@ def test_keys_are_equal_exactly_while_prefixes_are() -> None:
     tokens = np.arange(100)
     other = tokens.copy()
     other[40] += 1
-    same = content_keys(tokens, key=b"k") == content_keys(other, key=b"k")
+    same = content_keys(tokens, key=SECRET) == content_keys(other, key=SECRET)
     assert same.tolist() == [True] * 40 + [False] * 60
-    assert not (content_keys(tokens, key=b"k") == content_keys(tokens, key=b"l")).any()
+    assert not (content_keys(tokens, key=SECRET) == content_keys(tokens, key=bytes(16))).any()
     repeated = content_keys(np.zeros(5_000, np.int64))
     assert len(set(repeated.tolist())) == 5_000
 

@@ -12,8 +12,9 @@ step ten times as much.
 
 Without a secret anybody can compute the key of a text that he guesses: such keys tell whether a
 known prompt was served. With one, keys tell no more than which requests begin alike, and only logs
-that were recorded with the same secret can be compared. What is no token (an image behind a
-placeholder id) is not in the key.
+that were recorded with the same secret can be compared. A secret has 16 to 64 bytes, wherever it is
+given: a shorter one can be guessed. What is no token (an image behind a placeholder id) is not in
+the key.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from moescope.core.errors import InputError
+from moescope.core.errors import InputError, SettingsError
+from moescope.producers.token_ids import LONGEST_KEY, SHORTEST_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +38,27 @@ LARGEST_TOKEN: Final = 2**32 - 1
 _PERSON: Final = b"moescope content"
 _KEY_BYTES: Final = 8
 _TOKEN_BYTES: Final = 4
-_LONGEST_SECRET: Final = blake2b.MAX_KEY_SIZE
+
+
+def checked_secret(secret: bytes, *, file: str = "") -> bytes:
+    """The secret of content keys, if it is one.
+
+    Args:
+        secret: 16 to 64 bytes.
+        file: Where it was read, for the message.
+
+    Raises:
+        SettingsError: It is not; the message does not show it.
+    """
+    if isinstance(secret, bytes) and SHORTEST_KEY <= len(secret) <= LONGEST_KEY:
+        return secret
+    where = f"that in {file}" if file else "this one"
+    found = f"has {len(secret)}" if isinstance(secret, bytes) else f"is a {type(secret).__name__}"
+    raise SettingsError(
+        f"A secret for content keys has {SHORTEST_KEY} to {LONGEST_KEY} bytes: {where} {found}.",
+        why="Shorter ones can be guessed, longer ones are no BLAKE2 keys.",
+        next_step="Use 32 random bytes, kept in a file: head -c 32 /dev/urandom | base64",
+    )
 
 
 class ContentPrefix:
@@ -45,16 +67,19 @@ class ContentPrefix:
     Belongs to one thread.
 
     Args:
-        key: The secret, of any length; `b""` for keys that anybody can compute.
+        key: The secret, 16 to 64 bytes; `b""` for keys that anybody can compute.
 
     Attributes:
         tokens: How many were read.
+
+    Raises:
+        SettingsError: It is no such secret.
     """
 
     __slots__ = ("_hash", "tokens")
 
     def __init__(self, key: bytes = b"") -> None:
-        secret = key if len(key) <= _LONGEST_SECRET else blake2b(key).digest()
+        secret = checked_secret(key) if key else b""
         self._hash = blake2b(key=secret, digest_size=_KEY_BYTES, person=_PERSON)
         self.tokens = 0
 
@@ -104,15 +129,15 @@ def content_keys(
 
     Args:
         token_ids: Integers [T], 0 to 2³² − 1.
-        key: The secret; the same for all logs that are to be compared. Not used with `start`,
-            which has its own.
+        key: The secret, 16 to 64 bytes; the same for all logs that are to be compared. `b""` for
+            keys that anybody can compute. Not used with `start`, which has its own.
         start: What of the request came before; left as it is.
 
     Returns:
         uint64 [T]: key p covers the tokens up to and including p.
 
     Raises:
-        InputError: The ids are not what they have to be.
+        InputError: The ids are not what they have to be, or the key is no such secret.
     """
     prefix = ContentPrefix(key) if start is None else start.copy()
     return prefix.extend(token_ids)

@@ -29,7 +29,7 @@ MOESCOPE = ROOT / ".venv/bin/moescope"
 
 LENGTH = 512
 REQUESTS_PER_SCENE = 20
-SECRET = b"canaries"
+SECRET = b"canaries of the tests"
 
 pytestmark = pytest.mark.skipif(not MOESCOPE.exists(), reason="`make setup-dev` installs moescope")
 

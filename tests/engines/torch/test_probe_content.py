@@ -10,15 +10,16 @@ transformers = pytest.importorskip("transformers", reason="`make engines` has tr
 from support.torch_models import Recording, make_model
 
 from moescope.core.batchlog import BatchLogReader
+from moescope.core.errors import InputError
 from moescope.core.wire import decode_batch
 from moescope.producers import attach
 from moescope.producers.content_keys import content_keys
-from moescope.producers.torch_probe import RequestFacts
+from moescope.producers.torch_probe import RequestFacts, probe_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SECRET = b"canaries"
+SECRET = b"canaries of the tests"
 PROMPTS = [[5, 9, 11, 2, 40, 17, 33], [7, 7, 21]]
 WIDTH = max(map(len, PROMPTS))
 FACTS = [RequestFacts(id="long"), RequestFacts(id="short")]
@@ -98,6 +99,16 @@ def test_a_prefix_that_was_not_seen_has_no_key(model: Any, recording: Recording)
     without = {key: None for key in keys if key[0] != "whole"}
     assert len(without) == len(whole[4:]) + len(whole)
     assert keys == without | expected_keys("whole", whole)
+
+
+@pytest.mark.parametrize("secret", [b"", b"short"])
+def test_a_secret_that_can_be_guessed_is_refused(
+    model: Any, recording: Recording, secret: bytes
+) -> None:
+    """As in a key file of the plugin; and nothing stays on the model."""
+    with pytest.raises(InputError, match="16 to 64 bytes"):
+        attach(model, recording.recorder, content_key=secret)
+    assert probe_of(model) is None
 
 
 def test_without_a_secret_there_are_no_keys(model: Any, recording: Recording) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MOESCOPE = Path(__file__).resolve().parents[3] / ".venv/bin/moescope"
 """The command of the project's own environment: an engine's has no server packages."""
 
-SECRET = b"rollouts"
+SECRET = b"rollouts of the tests"
 SEQUENCES, MICRO_BATCHES, STEPS = 2, 2, 3
 PADDING = 0
 

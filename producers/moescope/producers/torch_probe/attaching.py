@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from moescope.core.errors import InputError
 from moescope.core.vocabulary import ScoreKind, TokenIdKind
+from moescope.producers.content_keys import checked_secret
 from moescope.producers.torch_probe.attribution import Attribution
 from moescope.producers.torch_probe.compiled import forget_compiled_code, register_operators
 from moescope.producers.torch_probe.families import RouterShape, find_routers
@@ -50,8 +51,8 @@ def attach(
         scores: Whether router entropy and margin are recorded.
         token_hash: Makes of token ids [T] what is recorded of them, where the recorder's
             `token_id_kind` is `keyed_hash`.
-        content_key: The secret of content keys, which are recorded of passes whose requests were
-            seen from their first token on; by default none are.
+        content_key: The secret of content keys, 16 to 64 bytes; they are recorded of passes whose
+            requests were seen from their first token on. By default none are.
         static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
             needed for `Probe.after_replay`.
         held_steps: The most decode steps of a batch that wait to be recorded together, for less
@@ -59,11 +60,13 @@ def attach(
             each at once, at a higher cost.
 
     Raises:
-        InputError: The model's routers are not known, it has a probe already, or the recorder is
-            for another model.
+        InputError: The model's routers are not known, it has a probe already, the recorder is for
+            another model, or the content key is no secret.
     """
     if held_steps < 1:
         raise InputError(f"held_steps is {held_steps}.", next_step="Give 1 or more.")
+    if content_key is not None:
+        checked_secret(content_key)
     routers = find_routers(model)
     _check_free(routers)
     _check_recorder(recorder.profile, routers)

@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
+from moescope.producers.content_keys import checked_secret
 from moescope.producers.torch_probe import attach
 from moescope.producers.training.loop import TrainingLoop
 
@@ -45,8 +46,11 @@ class RoutingCallback:
         rank: Of this process among those that compute different sequences.
         weights: Whether routing weights are recorded.
         scores: Whether router entropy and margin are recorded.
-        content_key: The secret of content keys, as of `attach`: they join these rows with those of
-            an engine that computed the same texts. By default none are recorded.
+        content_key: The secret of content keys, 16 to 64 bytes, as of `attach`: they join these
+            rows with those of an engine that computed the same texts. By default none are recorded.
+
+    Raises:
+        SettingsError: The content key is no such secret.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class RoutingCallback:
         self._source_column = source_column
         self._weights = weights
         self._scores = scores
-        self._content_key = content_key
+        self._content_key = None if content_key is None else checked_secret(content_key)
         self._step = 0
         self._micro_batch = 0
         self._pass = ExitStack()

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from moescope.core.errors import SettingsError
-from moescope.producers.content_keys import LARGEST_TOKEN, ContentPrefix
-from moescope.producers.token_ids import LONGEST_KEY, SHORTEST_KEY, read_key
+from moescope.producers.content_keys import LARGEST_TOKEN, ContentPrefix, checked_secret
+from moescope.producers.token_ids import read_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,15 +209,7 @@ def secret_of(file: str) -> bytes:
     Raises:
         SettingsError: It is too short or too long, or its file cannot be trusted or read.
     """
-    secret = read_key(Path(file))
-    if SHORTEST_KEY <= len(secret) <= LONGEST_KEY:
-        return secret
-    raise SettingsError(
-        f"A secret for content keys has {SHORTEST_KEY} to {LONGEST_KEY} bytes: that in {file} "
-        "is shorter or longer.",
-        why="Shorter ones can be guessed.",
-        next_step="Use 32 random bytes, for example of: head -c 32 /dev/urandom",
-    )
+    return checked_secret(read_key(Path(file)), file=file)
 
 
 def _joined(found: Sequence[bytes | None], counts: Sequence[int]) -> ContentKeys | None:
