@@ -100,6 +100,8 @@ What tests verified, on which engine: each cell comes from a test of `make engin
 which fails when a test verifies more or less than this page says. Nothing here ran on a GPU.
 
 - *Is my model covered?* Look for its family in the first table, in the column of your version.
+  That table is of the torch probe. The vLLM plugin goes by how a layer routes, not by families:
+  [which models](../how-to/watch-vllm.md#which-models). It was verified on one model.
 - *Is what I do with it covered?* Look in the second table."""
 
 
@@ -130,7 +132,15 @@ weights, and compares what the torch probe says with what the experts got.
 
 - **{_VERIFIED}**: verified: {_listed(usual)}. Words in its place: only those.
 - **{_NOT_VERIFIED}**: not covered; the last column says why.
-- **{_NOTHING}**: this version has no such family."""
+- **{_NOTHING}**: this version has no such family.
+
+**Versions between two columns** (4.58, 5.9) were not tested. What the probe knows is bound to a
+router's class and to the form of what it returns, not to a version. `attach` refuses a router that
+it neither knows nor recognises, layers that do not agree, and, with 5.0 to 5.5, routers not seen to
+return logits. A pass whose routers return another form is not recorded (`probe.counters.errors`).
+A version that computes scores otherwise and returns the same form is not noticed: ids that a router
+returns stay right, entropy, margin and computed weights may not. [Check that
+once](../how-to/declare-a-router.md#check-it), or take a version that has a column."""
     yield _table(("family", *map(_version, engines), "remarks"), rows)
 
 
@@ -185,10 +195,21 @@ def _features(parts: _Cells, families: _Cells, engines: list[str]) -> Iterator[s
                 "; ".join(filter(None, whys)),
             ]
         )
+    probed = [
+        _version(engine)
+        for engine in engines
+        if engine.startswith(TRANSFORMERS) and any(engine in known for known in parts.values())
+    ]
+    only = (
+        "\nOf transformers, all of this but families (`generate`, caches, padding, Trainer) was "
+        f"tested with version {_listed(probed)} only."
+        if probed
+        else ""
+    )
     yield "## Features"
     yield f"""\
 With transformers and OLMo-core the torch probe was tested, and the callback for transformers'
-Trainer; with vLLM the plugin.
+Trainer; with vLLM the plugin.{only}
 
 - **{_VERIFIED}**: a test of this feature passed.
 - **n families**: so many rows of the first table verified it.
