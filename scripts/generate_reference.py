@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import difflib
 import runpy
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,8 @@ from moescope.core.patterns import PATTERNS
 from moescope.core.self_metrics import SELF_METRICS
 from moescope.core.settings import SETTINGS, load_settings
 from moescope.core.tables import TABLES, VIEWS
+from moescope.producers.recording.switch import DISABLE_FILE, DISABLE_VARIABLE
+from moescope.producers.vllm_plugin.settings import VARIABLES, PluginSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +56,7 @@ def document(*parts: str) -> str:
 
 
 def settings_page() -> str:
-    """One row per setting."""
+    """One row per setting, then one per variable of the producers."""
     rows = [
         (
             f"`{setting.name}`",
@@ -65,10 +69,45 @@ def settings_page() -> str:
     ]
     return document(
         "# Settings",
+        "Two kinds of program are set up, each in its own way: the [commands](#commands), such as "
+        "the agent, the processor and the store, and the [producers](#producers), which record "
+        "inside an engine and read no settings file.",
+        "## Commands",
         "Read from a TOML file (`[section]`, then `key`), from environment variables, and from "
-        "options of the command line; later ones win.",
+        "options of the command line; later ones win. `MOESCOPE_CONFIG` names the file, as "
+        "`--config` does; `MOESCOPE_TRACEBACK=1` shows the traceback of an internal error.",
         table(("setting", "variable", "type", "default", "meaning"), rows),
+        "## Producers",
+        f"`{DISABLE_VARIABLE}=1` switches recording off in any process that is started with it: "
+        "the vLLM plugin, the torch probe, each `Recorder`. While one runs, a file "
+        f"`{DISABLE_FILE}` in the ring's folder does it, until the file is removed. These two are "
+        "all that a `Recorder` or `attach` takes from outside; the rest are "
+        "[arguments](../how-to/record-routing.md).",
+        "The [vLLM plugin](../how-to/watch-vllm.md) is set up by variables alone, in the "
+        "environment of the server. A variable that is empty is one that is not set.",
+        table(("variable", "type", "default", "meaning"), plugin_rows()),
     )
+
+
+def plugin_rows() -> Iterator[tuple[str, str, str, str]]:
+    """One row per variable of the vLLM plugin."""
+    fields = {field.name: field for field in dataclasses.fields(PluginSettings)}
+    for variable in VARIABLES:
+        default = _plugin_default(variable.kind, fields[variable.field].default)
+        yield f"`{variable.name}`", variable.kind, default, variable.help
+
+
+def _plugin_default(kind: str, value: object) -> str:
+    """A default as one would write it into the variable; empty where there is none."""
+    if value is None or value is dataclasses.MISSING:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, Enum):
+        return f"`{value.name.lower()}`"
+    if kind == "whole number" and isinstance(value, int):
+        return f"`{value // 2**20}`"
+    return f"`{value}`"
 
 
 EXAMPLE_ROUTER = (64, 8)
