@@ -83,6 +83,8 @@ class Node:
     mix: Mix = field(default_factory=dict)
     waited: tuple[int, int] | None = None
     """Arrival clock and own watermark when waiting for it began; None: it is not behind."""
+    steps_ended: bool = False
+    """Its highest step is done, and none follows, until it shows one again."""
 
     def sight(self, incarnation: int, sequence: int) -> tuple[Sighting, int]:
         """Record a batch's identity; see :meth:`Incarnation.sight`.
@@ -188,11 +190,16 @@ class NodeTable:
     def step_low(self) -> int:
         """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains.
 
-        Nodes that are set aside hold nobody back, unless all are: their steps are not over.
+        Nodes that are set aside hold nobody back, unless all are: their steps are not over. Nodes
+        that ended hold nobody back either; when all did, the step after their last is reached.
         """
         training = [node for node in self.nodes.values() if node.highest_step >= 0]
         active = [node for node in training if node.state is NodeState.ACTIVE]
-        return min((node.highest_step for node in active or training), default=END_OF_TIME)
+        known = active or training
+        going = [node.highest_step for node in known if not node.steps_ended]
+        if known and not going:
+            return max(node.highest_step for node in known) + 1
+        return min(going, default=END_OF_TIME)
 
     def state(self) -> dict[str, Any]:
         """JSON-able state."""
@@ -209,6 +216,7 @@ class NodeTable:
                     "gaps": node.gaps,
                     "retired": node.retired,
                     "waited": node.waited,
+                    "steps_ended": node.steps_ended,
                     "mix": [[phase, scene, rows] for (phase, scene), rows in node.mix.items()],
                     "incarnations": [
                         [number, known.high, f"{known.seen:x}"]
@@ -238,6 +246,7 @@ class NodeTable:
                 list(saved["retired"]),
                 {(phase, scene): rows for phase, scene, rows in saved["mix"]},
                 tuple(saved["waited"]) if saved["waited"] else None,
+                bool(saved.get("steps_ended")),  # older releases did not know
             )
             for saved in state["nodes"]
         }

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.accounts import BatchAccount, DeadLetter, NodeStatus, PartitionProgress
+from moescope.core.batch import STEPS_ENDED, STEPS_LABEL
 from moescope.core.clock import END_OF_TIME, NO_TIME
 from moescope.core.dead_letter_reasons import DeadLetterReason
 from moescope.core.emission import LaneKey, PlacementNotice
@@ -380,6 +381,9 @@ class Partition:
             stepping = (source.phase == Phase.TRAIN) | (source.phase == Phase.EVAL)
             if stepping.any():
                 node.highest_step = max(node.highest_step, int(source.step[stepping].max()))
+                node.steps_ended = False
+        if batch.header.labels.get(STEPS_LABEL) == STEPS_ENDED:
+            node.steps_ended = True
 
     # ---- commit --------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from moescope.producers.recording.requests import Requests
 from moescope.producers.recording.running import RunningRequests
 from moescope.producers.recording.sampling import Sampling
 from moescope.producers.recording.switch import KillSwitch, disabled_by_environment
-from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Geometry
+from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Closing, Geometry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -375,6 +375,7 @@ class Recorder:
         """
         if self._is_off():
             return False
+        self._flush()
         try:
             if not self._terms.set_fidelity(fidelity, sampling_ratio, reason=""):
                 return False
@@ -405,6 +406,7 @@ class Recorder:
         """
         if self._is_off():
             return False
+        self._flush()
         try:
             return self._terms.set_placement(rank_of_expert, version, ranks)
         except (SettingsError, TypeError, ValueError) as error:
@@ -412,6 +414,26 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
         return False
+
+    def before_change(self, flush: Callable[[], None]) -> None:
+        """Have a probe's rows that wait recorded before what they were computed under changes.
+
+        Args:
+            flush: Called at the beginning of `set_fidelity`, `set_placement` and `close`; a bound
+                method, whose object is not kept alive.
+        """
+        self._flushes = [kept for kept in self._flushes if kept() is not None]
+        self._flushes.append(weakref.WeakMethod(flush))
+
+    def _flush(self) -> None:
+        for reference in self._flushes:
+            flush = reference()
+            if flush is None:
+                continue
+            try:
+                flush()
+            except Exception as error:  # noqa: BLE001 - inference comes first
+                self._note_failure(error)
 
     def spend(self, seconds: float) -> None:
         """Tell of time that a probe spent for this recorder, for its `cpu_budget`."""
@@ -435,11 +457,20 @@ class Recorder:
         )
 
     def close(self) -> None:
-        """Stop recording; the agent drains what is in the ring, then removes it."""
+        """Stop recording; the agent drains what is in the ring, then removes it.
+
+        It says that the last optimizer step is done, so that its window can close. A recorder that
+        is never closed, or whose `with` block an error ends, does not say so.
+        """
+        self._close(Closing.COMPLETE)
+
+    def _close(self, how: Closing) -> None:
+        if not self._is_off():
+            self._flush()
         try:
             if not self._is_forked and self._lock.acquire(timeout=1.0):
                 try:
-                    self._shut("closed")
+                    self._shut("closed", how)
                 finally:
                     self._lock.release()
         except Exception as error:  # noqa: BLE001 - inference comes first
@@ -465,7 +496,7 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         """Close."""
-        self.close()
+        self._close(Closing.COMPLETE if error is None else Closing.LEFT)
 
     def _open(
         self, directory: Path, geometry: Geometry, node: str | None, incarnation: int | None
@@ -539,13 +570,13 @@ class Recorder:
             self._off = "forked"
             _log.warning("A forked child does not record: its parent has the ring.")
 
-    def _shut(self, reason: str) -> None:
+    def _shut(self, reason: str, how: Closing) -> None:
         self._off = self._off or reason
         forget_forks(self)
         if self._ring is not None:
             self._books.book()
             self._calls.close()
-            self._ring.close()
+            self._ring.close(how)
         if self._node_file >= 0:
             os.close(self._node_file)
             self._node_file = -1

@@ -95,8 +95,10 @@ def with_reason_of_unseen_rows(terms: BatchTerms, latest: bytes) -> BatchTerms:
         reason = Terms.from_bytes(latest).labels.get(UNSEEN_REASON) if latest else None
     except ValueError:
         reason = None
-    if reason is None:
-        return terms
+    return terms if reason is None else with_label(terms, UNSEEN_REASON, reason)
+
+
+def with_label(terms: BatchTerms, name: str, value: str) -> BatchTerms:
+    """The terms of a batch that says one thing more."""
     profile = terms.profile
-    labels = profile.labels | {UNSEEN_REASON: reason}
-    return terms._replace(profile=replace(profile, labels=labels))
+    return terms._replace(profile=replace(profile, labels=profile.labels | {name: value}))

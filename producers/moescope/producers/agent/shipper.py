@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from moescope.core.batch import BatchError, DropCounters
+from moescope.core.batch import STEPS_ENDED, STEPS_LABEL, BatchError, DropCounters
 from moescope.core.wire import encode_batch
 from moescope.producers.agent.batching import build_batch
 from moescope.producers.agent.context import ContextRows
@@ -15,6 +15,7 @@ from moescope.producers.agent.counts import COUNTS_CONTEXT
 from moescope.producers.agent.current_terms import (
     BatchTerms,
     CurrentTerms,
+    with_label,
     with_reason_of_unseen_rows,
 )
 from moescope.producers.agent.grouping import GroupedRows, group_rows, update_context
@@ -74,6 +75,8 @@ class RingShipper:
         self.superseded = False
         self._ended_at: float | None = None
         self._said_goodbye = False
+        self._has_steps = False
+        self._has_told_end = False
         self._shape = profile.shape
         self._terms = CurrentTerms(profile)
         self._log = log
@@ -97,7 +100,7 @@ class RingShipper:
     @property
     def is_idle(self) -> bool:
         """Whether all that was recorded is in the log."""
-        return not self._pending.frames and not self._outbox and self.reader.is_quiet()
+        return not self._outbox and self._has_read_all()
 
     def step(self, *, flush: bool = False) -> bool:
         """Ship what is due; whether there was anything to do.
@@ -150,6 +153,9 @@ class RingShipper:
             return True  # it wrote once more before it ended
         elif self._has_to_speak(has_ended=has_ended, flush=flush):
             self._prepare([], now_us)
+        if has_ended and self._owes_end_of_steps() and self._has_read_all():
+            self._has_told_end = True
+            self._prepare([], now_us)
         worked = self._send()
         if has_ended:
             self._finish(flush=flush)
@@ -173,8 +179,16 @@ class RingShipper:
         self.finished = (
             self.is_idle
             and not self._is_silent_about_something()
+            and not self._owes_end_of_steps()
             and (flush or self.superseded or not lingers)
         )
+
+    def _owes_end_of_steps(self) -> bool:
+        """Whether no batch says yet that the last optimizer step is done."""
+        return self.reader.is_complete and self._has_steps and not self._has_told_end
+
+    def _has_read_all(self) -> bool:
+        return not self._pending.frames and self.reader.is_quiet()
 
     def _silence_us(self) -> float:
         return (self._clock.monotonic() - self._latest_batch) * 1e6
@@ -236,7 +250,9 @@ class RingShipper:
                 self._context.keep_columns(COUNTS_CONTEXT)
             else:
                 self._context.forget_all()
-        return group_rows(frames, self._shape, self._context, repeat_context=not terms.is_counts)
+        grouped = group_rows(frames, self._shape, self._context, repeat_context=not terms.is_counts)
+        self._has_steps |= "step" in grouped.columns
+        return grouped
 
     def _remember(self, grouped: GroupedRows, terms: BatchTerms) -> None:
         update_context(self._context, grouped, COUNTS_CONTEXT if terms.is_counts else ())
@@ -248,6 +264,8 @@ class RingShipper:
         drops, done = self._account(frames)
         if drops.unseen_rows:
             terms = with_reason_of_unseen_rows(terms, self.reader.terms)
+        if self._has_told_end:
+            terms = with_label(terms, STEPS_LABEL, STEPS_ENDED)
         rows = grouped.recorded_rows
         now = self._clock.monotonic()
         placement = self._terms.placement_due(terms, now)

@@ -64,8 +64,8 @@ class State(enum.IntEnum):
 
     `TAIL`: positions below it are overwritten, or about to be. `HEAD`: positions below it are
     complete. `ROWS`: rows in all frames below the head. `BUSY`: odd while a call is writing.
-    `INHERITED`: rows of older rings that this writer removed unread. `UNSEEN`: rows that the engine
-    computed and nobody could record.
+    `CLOSED`: a member of `Closing`. `INHERITED`: rows of older rings that this writer removed
+    unread. `UNSEEN`: rows that the engine computed and nobody could record.
     """
 
     TAIL = 32
@@ -76,6 +76,17 @@ class State(enum.IntEnum):
     CLOSED = 37
     INHERITED = 38
     UNSEEN = 39
+
+
+class Closing(enum.IntEnum):
+    """How a writer let go of its ring.
+
+    `LEFT`: its process ended, or an error ended what it recorded. `COMPLETE`: its program said that
+    it was done, so that nothing it began is half told.
+    """
+
+    LEFT = 1
+    COMPLETE = 2
 
 
 class FrameKind(enum.IntEnum):

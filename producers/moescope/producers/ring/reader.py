@@ -24,6 +24,7 @@ from moescope.producers.ring.layout import (
     PROFILE_AT,
     SEGMENTS,
     VERSION,
+    Closing,
     FrameHeader,
     FrameKind,
     Geometry,
@@ -114,6 +115,11 @@ class RingReader:
     def has_ended(self) -> bool:
         """Whether no frame will follow: the writer closed the ring, or it is gone."""
         return self._words[State.CLOSED] != 0 or not is_locked(self._file)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the writer's program said that it was done."""
+        return self._words[State.CLOSED] == Closing.COMPLETE
 
     def is_quiet(self) -> bool:
         """Whether everything is read and no call of a living writer is half done.

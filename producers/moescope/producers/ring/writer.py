@@ -23,6 +23,7 @@ from moescope.producers.ring.layout import (
     PROFILE_AT,
     UNFINISHED_SUFFIX,
     VERSION,
+    Closing,
     FrameKind,
     Geometry,
     State,
@@ -225,10 +226,10 @@ class RingWriter:
         self._words[_HEAD] = self._head
         self._words[_ROWS] = self._rows
 
-    def close(self) -> None:
-        """Mark the ring as complete and let go of it; the file stays for the agent."""
+    def close(self, how: Closing = Closing.LEFT) -> None:
+        """Mark the ring as closed and let go of it; the file stays for the agent."""
         if self._lock_fd >= 0:
-            self._words[State.CLOSED] = 1
+            self._words[State.CLOSED] = how
             self.abandon()
 
     def abandon(self) -> None:
