@@ -231,6 +231,14 @@ def test_pairs_by_request_with_other_tokens_are_left_out(tmp_path: Path) -> None
     assert "Left out: 4 pairs hold other tokens." in report["summary"]
 
 
+def test_ids_that_vllm_made_longer_are_told(tmp_path: Path) -> None:
+    """A server's rows and a probe's never meet by request, and nothing in the logs says why."""
+    served = [Batch(tuple(replace(row, request=f"cmpl-{row.request}") for row in rows()))]
+    with pytest.raises(InsufficientDataError) as caught:
+        compared(tmp_path, served, [Batch(rows())], by="request")
+    assert "cmpl-" in str(caught.value.next_step)
+
+
 def test_one_log_holds_both_sides(tmp_path: Path) -> None:
     """Conditions on headers, labels, phases and scenes tell the sides apart."""
     decode = tuple(replace(row, phase=Phase.DECODE) for row in half_other())

@@ -261,7 +261,7 @@ def _too_few(
     advice = (
         "Check that both sides computed the same prompts and made their keys with the same secret."
         if by == "content"
-        else "Check that both sides use the same request ids."
+        else "Check that both sides use the same request ids; vLLM's begin with cmpl- or chatcmpl-."
     )
     return InsufficientDataError(
         f"Only {counts.pairs:,} tokens are on both sides; at least {fewest:,} are needed.",
