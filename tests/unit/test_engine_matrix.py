@@ -83,6 +83,18 @@ def test_a_feature_has_one_row_with_a_cell_per_engine(page: Page) -> None:
     assert "weights" not in table
 
 
+def test_versions_that_no_feature_was_tested_on_are_told_apart(page: Page) -> None:
+    """Who runs an older transformers does not take a feature of the newest for one of his own."""
+    text = page(
+        [
+            result("transformers 5.6.2", olmoe=USUAL),
+            result("transformers 5.12.1", olmoe=USUAL, torch__probe=("static cache",)),
+        ]
+    )
+    assert "was tested with version 5.12.1 only" in " ".join(text.split())
+    assert "only" not in page([result("vLLM 0.32.0", vLLM__plugin=("ids",))])
+
+
 @pytest.mark.parametrize(
     "lost", [result("vLLM 0.32.0", new__part=("ids",)), result("other 1.0", vLLM__plugin=("ids",))]
 )

@@ -13,6 +13,7 @@ from moescope.core.kafka.broker_settings import BROKER_SETTINGS
 from moescope.core.metrics import METRICS
 from moescope.core.settings import SETTINGS, load_settings
 from moescope.core.tables import TABLES, VIEWS
+from moescope.producers.vllm_plugin.settings import DIRECTORY_VARIABLE, plugin_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,18 @@ def test_every_declaration_has_a_row(pages: Path) -> None:
     assert [name for name in names if f"### `{name}`\n" not in relations] == []
     commands = (pages / "commands.md").read_text()
     assert "## `moescope demo`\n\n```text\nUsage: moescope demo [OPTIONS]" in commands
+
+
+def test_defaults_of_the_plugin_are_those_that_it_takes(pages: Path) -> None:
+    """Setting a variable to the default that its row names changes nothing."""
+    page = (pages / "settings.md").read_text().partition("## Producers")[2]
+    cells = [line.split(" | ") for line in page.splitlines() if line.startswith("| `MOESCOPE_")]
+    rows = {name.strip("| `"): default.strip("` ") for name, _, default, _ in cells}
+    folder = {DIRECTORY_VARIABLE: "ring"}
+    named = {name: default for name, default in rows.items() if default}
+    assert {"MOESCOPE_RING_MIB", "MOESCOPE_FIDELITY", "MOESCOPE_WEIGHTS"} <= named.keys()
+    assert plugin_settings(folder | named) == plugin_settings(folder)
+    assert {"MOESCOPE_CPU_BUDGET", "MOESCOPE_CONTENT_KEY_FILE"} <= rows.keys() - named.keys()
 
 
 def test_topics_page_holds_what_a_broker_is_asked_for(pages: Path) -> None:
