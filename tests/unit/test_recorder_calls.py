@@ -513,6 +513,7 @@ os._exit(0)
         {"weight_bits": 5},
         {"sampling_ratio": 0.5},
         {"fidelity": "sampled", "sampling_ratio": 0.0},
+        {"fidelity": "sampled"},
         {"fidelity": "some"},
         {"rank_order": 2},
         {"model": ""},

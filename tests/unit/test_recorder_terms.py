@@ -276,8 +276,10 @@ def test_a_wrong_placement_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "wrong", [("some", 1.0), ("full", 0.5), ("sampled", 0.0), ("sampled", "half"), (None, 1.0)]
-)
+    "wrong",
+    [("some", 1.0), ("full", 0.5), ("sampled", 0.0), ("sampled", 1.0), ("sampled", "half"),
+     (None, 1.0)],
+)  # fmt: skip
 def test_a_wrong_fidelity_changes_nothing(node: Node, wrong: tuple[Any, Any]) -> None:
     """What would make every batch invalid is refused, without an error in the engine."""
     assert not node.recorder.set_fidelity(*wrong)

@@ -11,6 +11,7 @@ import numpy as np
 from moescope.core.batch import SEVERAL_RANKS, DropCounters, Placement
 from moescope.core.batch_checks import MAX_LABELS, BatchError, check_header
 from moescope.core.errors import SettingsError
+from moescope.core.vocabulary import Fidelity
 from moescope.producers.terms import OWN_LABELS
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def checked_profile(profile: Profile) -> Profile:
         raise _wrong(f"layers is {layers}, not one or more indices from 0 to {_LARGEST_LAYER}.")
     if profile.weight_bits not in _WEIGHT_BITS:
         raise _wrong(f"weight_bits is {profile.weight_bits!r}, not one of {_WEIGHT_BITS}.")
+    if profile.fidelity is Fidelity.SAMPLED and profile.sampling_ratio == 1:
+        raise _wrong("fidelity is sampled and sampling_ratio 1: every request would be recorded.")
     if len(profile.labels) > MAX_LABELS - OWN_LABELS:
         raise _wrong(f"labels has over {MAX_LABELS - OWN_LABELS} entries.")
     _check(profile, None)
