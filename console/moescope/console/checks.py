@@ -33,6 +33,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         ("packages", _packages),
         ("settings", _settings),
         ("data directory", _data_directory),
+        ("rings", _rings),
         ("batch logs", _batch_logs),
         ("store", _store),
         ("export", _export),
@@ -98,10 +99,22 @@ def _data_directory(settings: Settings) -> Iterator[Finding]:
         f"{directory} is writable, {free / 2**30:.1f} GiB free",
         "" if outcome is Outcome.OK else "Free some space, or lower log.byte_cap.",
     )
-    rings = ring_directory(directory)
-    if rings.exists():
-        number = sum(1 for _ in rings.glob("*.ring"))
+
+
+def _rings(settings: Settings) -> Iterator[Finding]:
+    rings = ring_directory(settings.data_directory)
+    if not rings.exists():
+        return
+    if number := sum(1 for _ in rings.glob("*.ring")):
         yield Finding("rings", Outcome.OK, f"{number} in {rings}")
+    else:
+        yield Finding(
+            "rings",
+            Outcome.WARNING,
+            f"no engine has a ring in {rings}",
+            "If one runs that should be recorded: its log says why it is not, in lines with "
+            "`moescope`. Does it record into this folder?",
+        )
 
 
 def _batch_logs(settings: Settings) -> Iterator[Finding]:
