@@ -13,6 +13,7 @@ from moescope.console.failures import explained
 from moescope.console.options import misspelt_variables
 from moescope.console.progress import progress
 from moescope.core.errors import DependencyUnreachableError, InputError, InternalError
+from moescope.producers.vllm_plugin.settings import VARIABLES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,13 +107,19 @@ def test_errors_say_who_has_to_act(tmp_path: Path) -> None:
 
 
 def test_only_likely_typos_of_variables_are_pointed_at() -> None:
-    """Settings themselves, other variables of moescope and foreign names raise no question."""
+    """Those of settings and of the plugin; what has another meaning raises no question."""
     environment = (
         "MOESCOPE_DATA_DIR", "MOESCOPE_WINDOW_TOKEN", "MOESCOPE_SQL_TIMEOUT", "MOESCOPE_CONFIG",
         "MOESCOPE_DISABLE", "MOESCOPE_TRACEBACK", "MOESCOPE_MY_OWN_LABEL", "HOME",
+        "MOESCOPE_FIDELTY", "MOESCOPE_TOKEN_ID", "MOESCOPE_DISABLED", "MOESCOPE_HOME",
+        "MOESCOPE_PYTHON", "MOESCOPE_VLLM_PYTHON", "MOESCOPE_REQUIRE_SERVICES",
+        *(variable.name for variable in VARIABLES),
     )  # fmt: skip
     assert list(misspelt_variables(environment)) == [
         ("MOESCOPE_DATA_DIR", "MOESCOPE_DATA_DIRECTORY"),
+        ("MOESCOPE_DISABLED", "MOESCOPE_DISABLE"),
+        ("MOESCOPE_FIDELTY", "MOESCOPE_FIDELITY"),
+        ("MOESCOPE_TOKEN_ID", "MOESCOPE_TOKEN_IDS"),
         ("MOESCOPE_WINDOW_TOKEN", "MOESCOPE_WINDOWS_TOKEN"),
     ]
 

@@ -6,6 +6,7 @@ needed: what such an engine computes is counted as unseen, in headers that say w
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from types import SimpleNamespace
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.plugin_rows import recorded
+from support.rings import small_recorder
 
 from moescope.core.batch import Ranks
+from moescope.producers.recording.switch import DISABLE_FILE
 from moescope.producers.vllm_plugin.identity import engine_ranks, execution_mode
 from moescope.producers.vllm_plugin.settings import PluginSettings
+from moescope.producers.vllm_plugin.start_line import start_line
 from moescope.producers.vllm_plugin.workers import attach_probe
 
 if TYPE_CHECKING:
@@ -209,6 +213,68 @@ def test_expert_parallel_ranks_of_one_engine_record_once(deployment: Deployment)
     assert [header.ranks for header in deployment.headers().values()] == [
         Ranks(tensor_parallel=0, expert_parallel=0)
     ]
+
+
+def said(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
+    """Lines that the plugin wrote where vLLM shows them."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "vllm.moescope" and record.levelno == level
+    ]
+
+
+def test_an_engine_that_cannot_be_seen_says_so_as_it_starts(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who looks for `moescope` in its log is not told that something is recorded."""
+    with caplog.at_level(logging.INFO):
+        deployment.serve(parallel(), groups())
+    (line,) = said(caplog, logging.INFO)
+    assert line.startswith("moescope: routing of model served, revision unknown (4 layers, ")
+    assert "is not recorded: monolithic kernel" in line
+
+
+def test_a_slip_in_a_variable_is_told_once_by_the_rank_that_records(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is ignored in silence, and everything is shipped in place of a sample."""
+    monkeypatch.setenv("MOESCOPE_FIDELTY", "sampled")
+    config = parallel(tensor_parallel_size=2)
+    for rank in range(2):
+        deployment.serve(config, groups(tp=rank))
+    (line,) = said(caplog, logging.WARNING)
+    assert line == (
+        "moescope: MOESCOPE_FIDELTY is not a setting and has no effect; "
+        "did you mean MOESCOPE_FIDELITY?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_keys", "parts"),
+    [
+        (
+            {"token_id_kind": "off"}, False,
+            ("fidelity full, token ids off, content keys no.", "is recorded as node n in"),
+        ),
+        (
+            {"fidelity": "sampled", "sampling_ratio": 0.25, "token_id_kind": "plain"}, True,
+            ("fidelity sampled (0.25 of the requests), token ids plain, content keys yes.",),
+        ),
+    ],
+)  # fmt: skip
+def test_the_start_line_tells_what_is_in_force(
+    tmp_path: Path, settings: dict[str, Any], has_keys: bool, parts: tuple[str, ...]
+) -> None:
+    """Operators compare it with what they set."""
+    with small_recorder(tmp_path, node="n", revision="r7", **settings) as recorder:
+        line = start_line(recorder, str(tmp_path), "", has_keys=has_keys)
+        for part in ("moescope: routing of model ", "revision r7 ", str(tmp_path), *parts):
+            assert part in line
+    (tmp_path / DISABLE_FILE).touch()
+    with small_recorder(tmp_path, node="n", **settings) as recorder:
+        paused = start_line(recorder, str(tmp_path), "", has_keys=has_keys)
+    assert "is not recorded: the file 'disable' is there; as node n" in paused
 
 
 def test_a_node_without_a_name_has_that_of_its_host(deployment: Deployment) -> None:

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from moescope.core.settings import Settings
 
-OTHER_VARIABLES = frozenset({"MOESCOPE_CONFIG", "MOESCOPE_DISABLE", "MOESCOPE_TRACEBACK"})
-"""Variables of moescope that are no settings."""
-
 ConfigFile = Annotated[
     Path | None,
     typer.Option(
@@ -49,12 +46,13 @@ def settings_from(config: Path | None, data: Path | None) -> Settings:
 
 def misspelt_variables(environment: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Environment variables that look like a setting's, and the one that was probably meant."""
-    from difflib import get_close_matches
-
     from moescope.core.settings import ENVIRONMENT_PREFIX, SETTINGS
 
     known = {setting.variable for setting in SETTINGS}
-    for variable in sorted(set(environment) - known - OTHER_VARIABLES):
-        if variable.startswith(ENVIRONMENT_PREFIX):
-            for meant in get_close_matches(variable, known, n=1, cutoff=0.8):
-                yield variable, meant
+    unknown = [
+        name for name in environment if name.startswith(ENVIRONMENT_PREFIX) and name not in known
+    ]
+    if unknown:  # else no command loads the producers for this
+        from moescope.producers.vllm_plugin.misspelt import misspelt_variables as misspelt
+
+        yield from misspelt(unknown)

@@ -29,4 +29,6 @@ def register() -> None:
 
         watch_workers()
     except Exception:  # noqa: BLE001 - inference comes first
-        _log.exception("The engine is not watched: this version of vLLM cannot be hooked.")
+        _log.exception(
+            "The engine is not watched by moescope: this version of vLLM cannot be hooked."
+        )

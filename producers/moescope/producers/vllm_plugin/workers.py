@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,11 +20,13 @@ from moescope.producers.vllm_plugin.identity import (
     recorder_arguments,
     replays_graphs,
 )
+from moescope.producers.vllm_plugin.misspelt import misspelt_variables
 from moescope.producers.vllm_plugin.probe import EngineProbe
 from moescope.producers.vllm_plugin.requests import EngineRequests
 from moescope.producers.vllm_plugin.routers import ModelRouting, model_routing
 from moescope.producers.vllm_plugin.runners import layout_of
 from moescope.producers.vllm_plugin.settings import PluginSettings, plugin_settings
+from moescope.producers.vllm_plugin.start_line import start_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,15 +120,19 @@ def attach_probe(
     earlier = getattr(runner, PROBE_ATTRIBUTE, None)
     if earlier is not None:
         earlier.close()
-    settings = settings or plugin_settings()
     config = runner.vllm_config
     groups = importlib.import_module("vllm.distributed.parallel_state")
     ranks = engine_ranks(config.parallel_config, groups)
     if ranks.tensor_parallel > 0:
         return None
+    for variable, meant in misspelt_variables(os.environ):
+        _engine_log.warning(
+            "moescope: %s is not a setting and has no effect; did you mean %s?", variable, meant
+        )
+    settings = settings or plugin_settings()
     routing = model_routing(runner.get_model())
     if not routing.layers:
-        _engine_log.info("The model has no MoE layers: nothing is recorded.")
+        _engine_log.info("moescope: the model has no MoE layers: nothing is recorded.")
         return None
     content = _content_of(settings)
     version = str(importlib.import_module("vllm").__version__)
@@ -149,10 +156,8 @@ def attach_probe(
         content=content,
     )
     hook_runner(runner, probe)
-    _engine_log.info(
-        "Routing of %d layers, %d experts, top %d is recorded as node %s in %s.",
-        len(routing.layers), routing.experts, routing.top_k, recorder.node, settings.directory,
-    )  # fmt: skip
+    has_keys = content is not None
+    _engine_log.info("%s", start_line(recorder, settings.directory, refusal, has_keys=has_keys))
     return probe
 
 
@@ -248,4 +253,4 @@ def _quietly(act: Callable[[Any], Any], subject: Any) -> None:
     try:
         act(subject)
     except Exception:  # noqa: BLE001 - inference comes first
-        _log.exception("The engine is not watched: the probe could not be attached.")
+        _log.exception("The engine is not watched by moescope: the probe could not be attached.")
