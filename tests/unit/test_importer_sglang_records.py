@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from support.decoded_logs import log_of
-from support.imported_rows import Piece, imported_pieces, imported_rows
+from support.imported_rows import Piece, example_of, imported_pieces, imported_rows
 from support.tensor_files import write_tensors
 
 from moescope.core.vocabulary import IdSpace, Phase
@@ -98,6 +99,59 @@ def test_ids_per_token_become_rows_with_true_positions(tmp_path: Path) -> None:
     assert set(batch.requests.tasks) == {report.files[0].node}
     assert batch.header.engine == "sglang"
     assert batch.requests.phase_starts[:, Phase.DECODE].tolist() == [-1] * 4
+
+
+def test_the_examples_of_the_page_are_imported_as_the_page_says(
+    repository_root: Path, tmp_path: Path
+) -> None:
+    """Who writes a dump by the page gets the rows and counts that it names."""
+    page = repository_root / "docs" / "reference" / "importers" / "sglang-records.md"
+    program = example_of(page, "py").replace("import torch\n", "")
+    files = SimpleNamespace(
+        arange=np.arange, stack=np.stack, full=np.full, tensor=np.array, int32=np.int32,
+        save=lambda value, name: write_tensors(tmp_path / name, value),
+    )  # fmt: skip
+    exec(program, {"torch": files})  # noqa: S102 - a page of this repository
+
+    def of(mode: str, **options: str) -> ImportReport:
+        return imported(
+            tmp_path / f"expert_distribution_recorder_{mode}_0.pt", tmp_path / mode, **options
+        )
+
+    of("per_token")
+    assert imported_rows(tmp_path / "per_token") == [
+        ("pass-7-rank-0-0", 0, Phase.PREFILL, [[1, 2]], (1,), None),
+        ("pass-7-rank-0-0", 1, Phase.PREFILL, [[3, 4]], (1,), None),
+        ("pass-7-rank-0-1", 0, Phase.PREFILL, [[0, 5]], (1,), None),
+        ("pass-8-rank-0-0", 2, Phase.DECODE, [[1, 4]], (1,), None),
+    ]
+    assert of("per_pass", top_k="2").rows == 4
+    assert of("stat", top_k="2").rows == 12
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"),
+    [
+        ("per_token", "forward_pass_id"), ("per_token", "rank"), ("per_token", "positions"),
+        ("per_token", "forward_mode"), ("per_token", "extend_seq_lens"),
+        ("per_pass", "forward_pass_id"), ("per_pass", "rank"),
+        ("per_pass", "global_physical_count"),
+    ],
+)  # fmt: skip
+def test_a_record_without_a_required_key_is_rejected_alone(
+    tmp_path: Path, mode: str, key: str
+) -> None:
+    """What the page calls required is: the other records are imported, and the rest ignored."""
+    whole = (
+        token_pass([[[0, 1]], [[0, 1]]], other="ignored")
+        if mode == "per_token"
+        else count_pass([[0] * PHYSICAL, [1, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]])
+    )
+    lacking = {name: value for name, value in whole.items() if name != key}
+    optional = {name: value for name, value in whole.items() if name != "gatherer_key"}
+    path = dump(tmp_path / "d", [lacking, optional | {"forward_pass_id": 2}])
+    report = imported(path, tmp_path / "log", top_k=str(K))
+    assert (report.rows, report.rejected) == (1, 1)
 
 
 def test_physical_ids_are_mapped_or_left_and_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="`make engines` has torch")
 
-from support.imported_rows import Row, imported_pieces, imported_rows
+from support.imported_rows import Row, example_of, imported_pieces, imported_rows
 
 from moescope.core.vocabulary import Phase
 
@@ -167,6 +168,21 @@ def test_ids_per_token_come_through_as_torch_wrote_them(tmp_path: Path) -> None:
     assert result["rows"] == 8
     (note,) = result["notes"]
     assert note.endswith("2 rows of padding were left out.")
+
+
+def test_the_program_of_the_page_writes_dumps_that_are_imported(
+    repository_root: Path, tmp_path: Path
+) -> None:
+    """The page shows the format by a program: with torch itself it makes what the page says."""
+    page = repository_root / "docs" / "reference" / "importers" / "sglang-records.md"
+    subprocess.run(
+        [sys.executable, "-c", example_of(page, "py")], check=True, cwd=tmp_path, timeout=120
+    )
+    for mode, options, number in (
+        ("per_token", [], 4), ("per_pass", ["top_k=2"], 4), ("stat", ["top_k=2"], 12),
+    ):  # fmt: skip
+        result = imported(tmp_path / f"expert_distribution_recorder_{mode}_0.pt", *options)
+        assert (result["rows"], result["rejected"]) == (number, 0)
 
 
 def sliced(ids: Any) -> Any:
