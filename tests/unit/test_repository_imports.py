@@ -46,6 +46,19 @@ def test_an_inference_engine_loads_nothing_heavy(module: str) -> None:
     assert loaded & (HEAVY | {"typer", "click"}) == set()
 
 
+def test_an_engine_finds_by_name_what_is_imported_when_asked_for() -> None:
+    """`dir` lists what the pages use, and listing it imports nothing."""
+    loaded = loaded_modules("""
+import moescope.producers as mp
+names = {"Ranks", "Recorder", "RecorderCounters", "RequestFacts", "attach"}
+assert names == set(mp.__all__) and names <= set(dir(mp)), dir(mp)
+assert "moescope.producers.torch_probe" not in sys.modules
+from moescope.producers import torch_probe
+assert mp.RequestFacts is torch_probe.RequestFacts and mp.attach is torch_probe.attach
+""")
+    assert loaded & HEAVY == set()
+
+
 def test_help_loads_nothing_heavy() -> None:
     """`moescope --help` answers at once: commands import what they need when they run."""
     code = """
