@@ -12,6 +12,8 @@ from moescope.core.vocabulary import Fidelity, Phase, RankOrder, ScoreKind
 from moescope.producers.profile import Profile
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -136,3 +138,6 @@ class Capture:
 
     def spend(self, seconds: float) -> None:
         """A recording has no budget."""
+
+    def before_change(self, flush: Callable[[], None]) -> None:
+        """A recording does not change."""

@@ -40,7 +40,7 @@ from moescope.producers.recording.switch import KillSwitch, disabled_by_environm
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES, Closing, Geometry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import ArrayLike
@@ -130,6 +130,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._is_forked = False
         self._internal_errors = 0
+        self._flushes: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._complaints = Complaints(_log)
         self._books = RowBooks(self._lock)
         self._times = EventTimes(self._clock)

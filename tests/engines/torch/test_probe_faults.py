@@ -96,33 +96,25 @@ def test_scores_that_are_no_numbers_are_left_out(
 
 
 def test_experts_that_do_not_exist_are_left_out(
-    model: Any, recording: Recording, verified: Any
+    model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch, verified: Any
 ) -> None:
     """Ids out of range never reach the counts; the rows beside them do."""
-    gate = model.model.layers[0].mlp.gate
-
-    def lie(_module: Any, _args: Any, output: Any) -> Any:
-        scores, weights, ids = output
-        wrong = ids.clone()
-        wrong[3, 1] = EXPERTS
-        wrong[4, 0] = -1
-        return scores, weights, wrong
-
     plain = logits(model)
-    truth: list[Any] = []
-
-    def remember(_module: Any, _args: Any, output: Any) -> None:
-        truth.append(output)
-
-    # In front of the probe's hook, and taken back behind it: the model itself is well.
-    gate.register_forward_hook(remember)
-    handles = [gate.register_forward_hook(lie)]
     with attach(model, recording.recorder) as probe:
-        handles.append(gate.register_forward_hook(lambda *_: truth.pop()))
+        hook = hook_on(model.model.layers[0].mlp.gate)
+        assert hook is not None
+        read = type(hook.family).interpret
+
+        def lie(*arguments: Any, **named: Any) -> Any:
+            routing = read(*arguments, **named)
+            wrong = routing.expert_ids.clone()
+            wrong[3, 0, 1] = EXPERTS
+            wrong[4, 0, 0] = -1
+            return routing._replace(expert_ids=wrong)
+
+        monkeypatch.setattr(type(hook.family), "interpret", lie)
         with probe.request("one"):
             watched = logits(model)
-        for handle in handles:
-            handle.remove()
         assert (probe.counters.invalid_rows, probe.counters.passed_rows) == (2, len(TOKENS) - 2)
     assert torch.equal(plain, watched)
     assert [row.position for row in recording.rows()] == [0, 1, 2, 5, 6]

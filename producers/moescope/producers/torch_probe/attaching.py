@@ -55,20 +55,22 @@ def attach(
             requests were seen from their first token on. By default none are.
         static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
             needed for `Probe.after_replay`.
-        held_steps: The most decode steps of a batch that wait to be recorded together, for less
-            than 0.4 s while steps go on, else to the next pass or the end of the block; 1 records
-            each at once, at a higher cost.
+        held_steps: The most decode steps of a batch that wait to be recorded together, for up to
+            half a second; 1 records each at once, at a higher cost.
 
     Raises:
         InputError: The model's routers are not known, it has a probe already, the recorder is for
             another model, or the content key is no secret.
     """
-    if held_steps < 1:
-        raise InputError(f"held_steps is {held_steps}.", next_step="Give 1 or more.")
+    if type(held_steps) is not int or held_steps < 1:
+        raise InputError(
+            f"held_steps is {held_steps!r}.", next_step="Give a whole number, 1 or more."
+        )
     if content_key is not None:
         checked_secret(content_key)
     routers = find_routers(model)
-    _check_free(routers)
+    tower = tower_of(model, [router.module for router in routers])
+    _check_free(tower, routers)
     _check_recorder(recorder.profile, routers)
     kind = recorder.profile.token_id_kind
     if (kind is TokenIdKind.KEYED_HASH) != (token_hash is not None):
@@ -84,7 +86,6 @@ def attach(
     )
     register_operators()
     forget_compiled_code()
-    tower = tower_of(model, [router.module for router in routers])
     wanted = Wanted(weights=weights, scores=scores, tokens=attribution.wants_tokens)
     buffers = _buffers(static_rows, len(routers), device_of(routers[0].module, tower))
     return Probe(
@@ -108,8 +109,8 @@ def probe_of(model: torch.nn.Module) -> Probe | None:
     return _probe_on(model.modules())
 
 
-def _check_free(routers: list[LayerRouter]) -> None:
-    if _probe_on(router.module for router in routers) is not None:
+def _check_free(tower: torch.nn.Module, routers: list[LayerRouter]) -> None:
+    if _probe_on([tower, *(router.module for router in routers)]) is not None:
         raise InputError(
             "This model has a probe already.",
             why="A second one would record every token twice.",

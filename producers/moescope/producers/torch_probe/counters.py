@@ -27,7 +27,7 @@ class ProbeCounters:
         doubtful_rows: Left out: behind a token that may, or may not, have ended their generation.
         incomplete_passes: Left out, in passes: not every router ran exactly once.
         refused_passes: Left out, in passes: what their rows are cannot be known for certain.
-        errors: Of the probe itself, in passes.
+        errors: Of the probe itself; steps that were read together count once.
     """
 
     passed_rows: int = 0

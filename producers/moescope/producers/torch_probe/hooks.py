@@ -5,6 +5,7 @@ Imported when a probe is attached, for it needs torch.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -94,16 +95,18 @@ class AfterPass(Hook):
 
 
 class AfterRouter(Hook):
-    """Is told what a router's forward returned: as a forward hook, or by a `Watch`.
+    """Is told what a router's forward returned: as a forward hook, or by a `WatchingForward`.
 
     Attributes:
         module: The router, or None when it is gone.
         of_thread: What each thread computes.
         place: Of the router among the MoE layers.
         family: How to read it.
+        handle: Of the forward hook, where it is one.
+        lock: Held while it becomes one.
     """
 
-    __slots__ = ("_module", "family", "of_thread", "place")
+    __slots__ = ("_module", "family", "handle", "lock", "of_thread", "place")
 
     def __init__(
         self, probe: Probe, place: int, family: RouterFamily, module: torch.nn.Module
@@ -113,11 +116,18 @@ class AfterRouter(Hook):
         self._module = weakref.ref(module)
         self.place = place
         self.family = family
+        self.handle: Any = None
+        self.lock = threading.Lock()
 
     @property
     def module(self) -> torch.nn.Module | None:
         """The router, or None when it is gone."""
         return self._module()
+
+    def take(self, module: torch.nn.Module) -> Any:  # noqa: ANN401 - torch has no types
+        """Become a forward hook; what removes it again."""
+        self.handle = module.register_forward_hook(self, with_kwargs=True)
+        return self.handle
 
     def __call__(
         self,
@@ -129,8 +139,21 @@ class AfterRouter(Hook):
         """Keep the router's tensors."""
         if torch.compiler.is_compiling():
             self.trace(module, args, kwargs, output)
-        else:
+        elif self._is_last(module):
             self.tell(module, args, kwargs, output)
+
+    def _is_last(self, module: torch.nn.Module) -> bool:
+        """Whether no other hook changes the output behind this one; from the next call on it is."""
+        hooks = module._forward_hooks  # noqa: SLF001 - nothing else tells their order
+        if hooks[next(reversed(hooks))] is self:
+            return True
+        try:
+            hooks.move_to_end(self.handle.id)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self.probe.give_up(error)
+        else:
+            self.probe.give_up(RefusedPassError("a hook was put behind the probe's"))
+        return False
 
     def tell(
         self,
@@ -159,6 +182,11 @@ class AfterRouter(Hook):
         output: object,
     ) -> None:
         """Keep the tensors of a router that is compiled: by an operator in its graph."""
+        # A watched forward is in front of hooks that came later.
+        if self.handle is None and module._forward_hooks:  # noqa: SLF001 - nothing else tells
+            reason = "a hook behind a compiled router"
+            torch.ops.moescope.refuse_router(self.anchor, self.number, reason)
+            return
         try:
             tensors = self.family.capture(module, args, kwargs, output)
         except Exception:  # noqa: BLE001 - a compiler that stops here stops the model

@@ -84,12 +84,28 @@ class CurrentPass:
     def tensors(self) -> Sequence[tuple[torch.Tensor, ...]]:
         """What `RouterFamily.capture` picks, by layer, of a whole pass.
 
+        Without a gradient: tensors that have one need not be detached.
+
         Raises:
             TypeError: A router did not return what its family's routers return.
         """
-        if self.outputs is None:
-            return self.captured
-        return picked(self.family, self.modules, self.outputs, self.captured)
+        outputs, captured = self.outputs, self.captured
+        if outputs is None:
+            return captured
+        first = outputs[0]
+        # Most routers return a tuple of tensors: that is what would be picked.
+        if (
+            type(first) is tuple
+            and all(hasattr(part, "detach") for part in first)
+            and set(map(type, captured)) == {type(None)}
+            and set(map(type, outputs)) == {tuple}
+            and set(map(len, outputs)) == {len(first)}
+        ):
+            return outputs
+        return [
+            self.family.capture(module, (), {}, output) if tensors is None else tensors
+            for module, output, tensors in zip(self.modules, outputs, captured, strict=True)
+        ]
 
     def interpreted(self, wanted: Wanted) -> Routing:
         """What the routers of a whole pass decided, on the model's device.
@@ -109,35 +125,6 @@ class CurrentPass:
     def is_whole(self) -> bool:
         """Whether each router ran once."""
         return not self.has_repeated and None not in self.modules
-
-
-def picked(
-    family: RouterFamily,
-    modules: Sequence[Any],
-    outputs: Sequence[Any],
-    captured: Sequence[tuple[torch.Tensor, ...] | None],
-) -> Sequence[tuple[torch.Tensor, ...]]:
-    """What `RouterFamily.capture` picks of what each router returned, if it did not already.
-
-    Without a gradient: tensors that have one need not be detached.
-
-    Raises:
-        TypeError: A router did not return what its family's routers return.
-    """
-    first = outputs[0]
-    # Most routers return a tuple of tensors: that is what would be picked.
-    if (
-        type(first) is tuple
-        and all(hasattr(part, "detach") for part in first)
-        and set(map(type, captured)) == {type(None)}
-        and set(map(type, outputs)) == {tuple}
-        and set(map(len, outputs)) == {len(first)}
-    ):
-        return outputs
-    return [
-        family.capture(module, (), {}, output) if tensors is None else tensors
-        for module, output, tensors in zip(modules, outputs, captured, strict=True)
-    ]
 
 
 class Wanted(NamedTuple):

@@ -22,11 +22,12 @@ from moescope.producers.torch_probe.inputs import (
     read_inputs,
     rows_given,
 )
+from moescope.producers.torch_probe.late import LateSteps
 from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
-from moescope.producers.torch_probe.steps import HELD_STEPS, is_step
+from moescope.producers.torch_probe.steps import HELD_SECONDS, HELD_STEPS, is_step
 from moescope.producers.torch_probe.tower import device_of
 from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.families import LayerRouter
     from moescope.producers.torch_probe.hooks import AfterRouter
 
+_PATIENCE_SECONDS: Final = 1.0
 _BESIDE: Final = "passes beside the open requests"
 _HOW_TO_OPEN: Final = (
     "a pass ran outside of any request while one was open elsewhere: open request() in the "
@@ -117,11 +119,19 @@ class Probe:
         ]
         # Weakly: a probe keeps no part of a model alive that is unloaded.
         self._router_hooks = [weakref.ref(hook) for hook in hooks]
-        self._handles: list[Any] = [
-            tower.register_forward_pre_hook(BeforePass(self, tower), with_kwargs=True),
-            tower.register_forward_hook(AfterPass(self)),
-            *(watch(router.module, hook) for router, hook in zip(routers, hooks, strict=True)),
-        ]
+        self._late = LateSteps(self, HELD_SECONDS)
+        self._handles: list[Any] = []
+        try:
+            self._handles.append(
+                tower.register_forward_pre_hook(BeforePass(self, tower), with_kwargs=True)
+            )
+            self._handles.append(tower.register_forward_hook(AfterPass(self)))
+            for router, hook in zip(routers, hooks, strict=True):
+                self._handles.append(watch(router.module, hook))
+        except BaseException:
+            self.detach()
+            raise
+        sink.before_change(self.flush)
 
     @property
     def counters(self) -> ProbeCounters:
@@ -156,7 +166,9 @@ class Probe:
             yield
         finally:
             self._openings.leave(opening)
-            self._settle_all(running)
+            with running.lock:
+                running.is_over = True
+                self._settle_all(running)
             current = self.of_thread.current
             if isinstance(current, CurrentPass) and current.running is running:
                 self.of_thread.current = None
@@ -223,14 +235,39 @@ class Probe:
 
     def detach(self) -> None:
         """Take all hooks off; the model is as it was before."""
-        for running in self._openings:
-            self._settle_all(running)
+        self.flush()
+        self._late.stop()
         self._is_detached = True
         forget(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self.of_thread.current = None
+
+    def flush(self) -> None:
+        """Record what waits, of all open blocks; never raises."""
+        for running in self._openings:
+            # A thread that reads just now is about to do it, and one that hangs stops nobody.
+            if running.lock.acquire(timeout=_PATIENCE_SECONDS):
+                try:
+                    self._settle_all(running)
+                finally:
+                    running.lock.release()
+
+    def read_late(self) -> bool:
+        """Record steps that have waited as long as they may; whether others wait still."""
+        others = False
+        for running in self._openings:
+            if not running.held:
+                continue
+            if not running.held.is_late(self._clock()) or not running.lock.acquire(blocking=False):
+                others = True
+                continue
+            try:
+                self._settle_all(running)
+            finally:
+                running.lock.release()
+        return others
 
     def __enter__(self) -> Self:
         """The probe itself."""
@@ -291,7 +328,7 @@ class Probe:
             return None
         running = self._openings.current()
         if running is None:
-            self._tally.add(unattributed_rows=rows)
+            self._tally.add(unattributed_rows=int(rows))  # a tracer's numbers are tensors
             if self._openings:
                 self._tally.say_once(_BESIDE, _HOW_TO_OPEN)
                 self._unrecorded.miss(None, rows, _BESIDE)
@@ -311,6 +348,8 @@ class Probe:
         else:
             if inputs.past is None and not running.is_followed_by(inputs):
                 inputs = inputs.with_past()
+            elif inputs.cache is not None:  # a pass that fails would keep it
+                inputs = inputs._replace(cache=None)
             current = CurrentPass(running, inputs, self._hook(0).family, len(self._router_hooks))
             running.latest = current.number = next(self._begun)
             self.of_thread.current = current
@@ -352,17 +391,18 @@ class Probe:
         if not isinstance(current, CurrentPass):
             return
         running = current.running
-        self._settle(running)
         began = self._clock()
-        try:
-            if self._is_recordable(current):
-                self._read(current, began)
-            self._sink.spend(self._clock() - began)
-        except Exception as error:  # noqa: BLE001 - inference comes first
-            self._unrecorded.tell(error, running, current.rows)
-        else:
-            if running.pending is not None and not running.pending.is_late:
-                self._settle(running)
+        with running.lock:
+            self._settle(running)
+            try:
+                if self._is_recordable(current):
+                    self._read(current, began)
+                self._sink.spend(self._clock() - began)
+            except Exception as error:  # noqa: BLE001 - inference comes first
+                self._unrecorded.tell(error, running, current.rows)
+            else:
+                if running.pending is not None and not running.pending.is_late:
+                    self._settle(running)
 
     def _is_recordable(self, current: CurrentPass) -> bool:
         """Whether each router ran once over the rows of the requests; False is counted.
@@ -391,13 +431,16 @@ class Probe:
     def _read(self, current: CurrentPass, now: float) -> None:
         """Read a pass's tensors; those of a decode step perhaps later, with the next ones'."""
         running, wanted = current.running, self._wanted_now()
-        if is_step(current, wanted):
+        is_one_step = is_step(current, wanted)
+        if running.held and not (is_one_step and running.held.are_wanted(wanted)):
+            self._read_held(running)  # they come before this one
+            self._settle(running)
+        if is_one_step:
             if running.held.add(current, next(self._pass_ids), wanted, now):
                 self._read_held(running)
+            else:
+                self._late.expect()
             return
-        if running.held:  # they come before this one
-            self._read_held(running)
-            self._settle(running)
         with self._without_gradient():
             running.pending = ComputedPass(
                 running,
@@ -413,10 +456,11 @@ class Probe:
             with self._without_gradient():
                 hooks = [self._hook(place) for place in range(len(self._router_hooks))]
                 running.pending = running.held.read(
-                    running, hooks[0].family, [hook.module for hook in hooks], self._wanted_now()
+                    running, hooks[0].family, [hook.module for hook in hooks]
                 )
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._unrecorded.tell(error, running, running.held.forget())
+            passes, rows = running.held.forget()
+            self._unrecorded.tell(error, running, rows, passes)
 
     def _hook(self, place: int) -> AfterRouter:
         """The hook of a router.

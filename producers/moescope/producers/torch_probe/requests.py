@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,7 +13,7 @@ from moescope.producers.torch_probe.inputs import RefusedPassError
 from moescope.producers.torch_probe.steps import HeldSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -85,6 +86,10 @@ class RoutingSink(Protocol):
         """See `Recorder.spend`."""
         ...
 
+    def before_change(self, flush: Callable[[], None]) -> None:
+        """See `Recorder.before_change`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
@@ -130,6 +135,8 @@ class RunningBatch:
         latest: Number of the pass that began last.
         refusal: Why no further pass is recorded, or empty.
         content: What the requests said so far, where content keys are recorded.
+        is_over: Whether the block that names the requests was left.
+        lock: Held while passes are read: their thread may not be the block's.
     """
 
     def __init__(
@@ -156,6 +163,8 @@ class RunningBatch:
         self.held = HeldSteps(held_steps)
         self.pending: ComputedPass | None = None
         self.latest = -1
+        self.is_over = False
+        self.lock = threading.RLock()
         self._is_decoding = False
         self._some_rows = b""
         self._some_ids: list[str] = []

@@ -1,19 +1,21 @@
 """Decode steps that wait for each other: some small passes cost as much to read as one.
 
 What a step's routers returned is small, and reading it costs the same few dozen operators and one
-call of the recorder, whether it is one step's or eight steps' (decision 0022). So steps that follow
-each other closely are kept as they are, and read together: as columns of one pass.
+call of the recorder, whether it is one step's or eight steps' (decision 22). So steps that follow
+each other closely are copied, and read together: as columns of one pass.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from moescope.producers.torch_probe.inputs import PassInputs
-from moescope.producers.torch_probe.passes import ComputedPass, picked
+from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError
+from moescope.producers.torch_probe.passes import ComputedPass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -25,8 +27,7 @@ HELD_STEPS: Final = 8
 """Steps that are read together, by default."""
 
 HELD_SECONDS: Final = 0.25
-"""Steps wait no longer for the next ones, when one comes: their rows' event time is when they are
-recorded."""
+"""Steps wait no longer: their rows' event time is when they are recorded."""
 
 CLOSE_SECONDS: Final = 0.1
 """Steps further apart do not wait: a hundredth of such a step pays for reading it."""
@@ -43,27 +44,32 @@ class HeldSteps:
 
     Attributes:
         pass_ids: Their numbers.
+        since: When the first of them came, in monotonic seconds.
     """
 
     def __init__(self, limit: int) -> None:
         self.pass_ids: list[int] = []
+        self.since = self._latest = float("-inf")
         self._limit = limit
         self._fits = 0
-        self._batch = 0
-        # What routers returned, by step and layer. Never the routers: who unloads the model
-        # meanwhile gets its memory back.
-        self._outputs: list[Any] = []
-        self._captured: list[tuple[torch.Tensor, ...] | None] = []
+        self._batch = self._layers = 0
+        self._wanted: Wanted | None = None
+        self._weights: tuple[int, ...] = ()
+        self._parts: list[list[torch.Tensor]] = []
         self._tokens: list[torch.Tensor] = []
         self._masks: list[torch.Tensor | None] = []
-        self._since = self._latest = float("-inf")
+        self._stream: Any = None
 
     def __len__(self) -> int:
         """How many wait."""
         return len(self.pass_ids)
 
+    def are_wanted(self, wanted: Wanted) -> bool:
+        """Whether the steps that wait want the same columns."""
+        return self._wanted is None or self._wanted == wanted
+
     def add(self, current: CurrentPass, pass_id: int, wanted: Wanted, now: float) -> bool:
-        """Keep a step's tensors, and copies of what the caller may write over.
+        """Copy a step's tensors: the caller may write over them, and routers may be loaded anew.
 
         Args:
             current: The step's pass; see `is_step`.
@@ -73,27 +79,45 @@ class HeldSteps:
 
         Returns:
             Whether all that wait are to be read now.
+
+        Raises:
+            RefusedPassError: The routers saw other rows than the pass was given.
+            TypeError: A router did not return what its family's routers return.
         """
-        inputs = current.inputs
+        import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+        captured, inputs = current.tensors(), current.inputs
+        try:
+            parts = [torch.stack(tensors) for tensors in zip(*captured, strict=True)]
+        except (RuntimeError, ValueError) as error:
+            raise RefusedPassError("routers saw other rows", str(error)) from None
+        if parts[0].shape[1] != inputs.batch:
+            raise RefusedPassError(
+                "routers saw other rows", f"{parts[0].shape[1]} of a pass over {inputs.batch}"
+            )
+        weights = current.family.weights_read(current.modules)
         if not self.pass_ids:
-            self._since, self._batch = now, inputs.batch
+            self.since, self._wanted, self._weights = now, wanted, weights
+            self._batch, self._layers = inputs.batch, len(captured)
             if not self._fits:
-                self._fits = max(1, min(self._limit, HELD_BYTES // _bytes_of(current.tensors())))
-        self._captured += current.captured
-        self._outputs += current.captured if current.outputs is None else current.outputs
+                size = sum(part.numel() * part.element_size() for part in parts)
+                self._fits = max(1, min(self._limit, HELD_BYTES // max(1, size)))
+            if parts[0].is_cuda:
+                self._stream = torch.cuda.current_stream(parts[0].device)
+        self._parts.append(parts)
         self._masks.append(None if inputs.mask is None else inputs.mask[:, -1:].clone())
         if wanted.tokens and inputs.tokens is not None:
             self._tokens.append(inputs.tokens.clone())
         self.pass_ids.append(pass_id)
         is_apart, self._latest = now - self._latest > CLOSE_SECONDS, now
-        return is_apart or len(self.pass_ids) >= self._fits or now - self._since > HELD_SECONDS
+        return is_apart or len(self.pass_ids) >= self._fits or self.is_late(now)
+
+    def is_late(self, now: float) -> bool:
+        """Whether the steps that wait have waited as long as they may."""
+        return now - self.since > HELD_SECONDS
 
     def read(
-        self,
-        running: RunningBatch,
-        family: RouterFamily,
-        modules: Sequence[torch.nn.Module],
-        wanted: Wanted,
+        self, running: RunningBatch, family: RouterFamily, modules: Sequence[torch.nn.Module]
     ) -> ComputedPass:
         """Read all that wait, and wait for none of them.
 
@@ -101,48 +125,59 @@ class HeldSteps:
             running: Whose steps they are.
             family: How to read the routers.
             modules: The routers, by layer.
-            wanted: Columns to record.
 
         Raises:
-            RefusedPassError: The routers saw other rows than the passes were given.
+            RefusedPassError: What they were computed with is not there any more.
         """
-        import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+        import torch  # noqa: PLC0415 - as above
 
-        steps = len(self.pass_ids)
-        masks = [mask for mask in self._masks if mask is not None]
-        inputs = PassInputs(
-            self._batch,
-            steps,
-            torch.cat(self._tokens, dim=1) if len(self._tokens) == steps else None,
-            torch.cat(masks, dim=1) if len(masks) == steps else None,
-            None,
-            None,
-            None,
-        )
-        # One step's layers behind the other's: to a family they are layers.
-        every = [*modules] * steps
-        routing = family.interpret(
-            every,
-            picked(family, every, self._outputs, self._captured),
-            scores=wanted.scores,
-            weights=wanted.weights,
-        )
-        computed = ComputedPass(
-            running, inputs, routing, pass_ids=self.pass_ids, wanted=wanted, is_steps=True
-        )
+        wanted, steps = self._wanted, len(self.pass_ids)
+        assert wanted is not None  # noqa: S101 - nobody reads nothing
+        if self._weights != family.weights_read(modules):
+            raise RefusedPassError("routers' weights changed while decode steps waited")
+        with self._where_they_were_computed():
+            masks = [mask for mask in self._masks if mask is not None]
+            inputs = PassInputs(
+                self._batch,
+                steps,
+                torch.cat(self._tokens, dim=1) if len(self._tokens) == steps else None,
+                torch.cat(masks, dim=1) if len(masks) == steps else None,
+                None,
+                None,
+                None,
+            )
+            # One step's layers behind the other's: to a family they are layers.
+            routing = family.interpret(
+                [*modules] * steps,
+                [
+                    tensors
+                    for parts in self._parts
+                    for tensors in zip(*(part.unbind(0) for part in parts), strict=True)
+                ],
+                scores=wanted.scores,
+                weights=wanted.weights,
+            )
+            computed = ComputedPass(
+                running, inputs, routing, pass_ids=self.pass_ids, wanted=wanted, is_steps=True
+            )
         self.forget()
         return computed
 
-    def forget(self) -> int:
-        """Wait for nothing any more; rows that were forgotten."""
-        rows = self._batch * len(self.pass_ids)
-        self.pass_ids, self._outputs, self._captured = [], [], []
-        self._tokens, self._masks = [], []
-        return rows
+    def _where_they_were_computed(self) -> AbstractContextManager[Any]:
+        import torch  # noqa: PLC0415 - as above
+
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def forget(self) -> tuple[int, int]:
+        """Wait for nothing any more; passes, and rows in them, that were forgotten."""
+        passes = len(self.pass_ids)
+        self.pass_ids, self._parts, self._tokens, self._masks = [], [], [], []
+        self._wanted = self._stream = None
+        return passes, self._batch * passes
 
 
 def is_step(current: CurrentPass, wanted: Wanted) -> bool:
-    """Whether a pass computed the next token of each request, in tensors that stay as they are.
+    """Whether a pass computed the next token of each request, and can be read later.
 
     Args:
         current: A whole pass.
@@ -154,18 +189,21 @@ def is_step(current: CurrentPass, wanted: Wanted) -> bool:
     if (
         inputs.length != 1
         or not running.is_decoding
+        or running.is_over
         or current.is_compiled
         or current.is_fresh is not None
         or inputs.attention is not None
         or (wanted.tokens and inputs.tokens is None)
         or torch.is_grad_enabled()  # what routers returned would keep all of the graph
+        or torch.is_autocast_enabled("cuda")  # logits that are computed again would be others
+        or torch.is_autocast_enabled("cpu")
     ):
         return False
     if inputs.mask is not None:
         return running.is_followed_by(inputs)
-    return inputs.positions is None and bool(inputs.past == running.columns + len(running.held))
-
-
-def _bytes_of(captured: Iterable[tuple[torch.Tensor, ...]]) -> int:
-    held: int = sum(part.numel() * part.element_size() for parts in captured for part in parts)
-    return max(1, held)
+    past = inputs.past
+    return (
+        inputs.positions is None
+        and isinstance(past, int)
+        and past == running.columns + len(running.held)
+    )

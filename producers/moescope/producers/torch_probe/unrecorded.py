@@ -33,18 +33,21 @@ class Unrecorded:
         self._tally = tally
         self.is_off = False
 
-    def tell(self, error: Exception, running: RunningBatch | None, rows: int) -> None:
-        """A pass was refused or failed.
+    def tell(
+        self, error: Exception, running: RunningBatch | None, rows: int, passes: int = 1
+    ) -> None:
+        """A pass was refused or failed, or several that were read together.
 
         Args:
             error: `RefusedPassError`, or an error of the probe's own.
             running: Whose rows it computed, where that is known.
             rows: Their number.
+            passes: Of passes.
         """
         if self.is_off:
             self.miss(running, rows, GAVE_UP)
         elif isinstance(error, RefusedPassError):
-            self._tally.add(refused_passes=1)
+            self._tally.add(refused_passes=passes)
             self._tally.say_once(error.reason, str(error))
             self.miss(running, rows, error.reason)
         else:

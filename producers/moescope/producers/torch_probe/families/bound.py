@@ -72,6 +72,7 @@ class BoundFamily:
         self._adapter = adapter
         self._takes_arguments = adapter.captures == "arguments"
         self._keeps_input = adapter.keeps_input
+        self._computes_logits = any(form.input is not None for form in adapter.forms.values())
         self._experts = experts
         self._top_k = top_k
         self._first = places[0]
@@ -127,6 +128,21 @@ class BoundFamily:
         if not picked:
             raise TypeError(f"a router of {self._name} returned {type(output).__name__}")
         return picked
+
+    def weights_read(self, modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
+        """The state of biases and of weights that logits are computed with again."""
+        if not self._biases and not self._computes_logits:
+            return ()
+        linear = self._adapter.linear
+        tensors = []
+        for module in modules:
+            holder = self._biases.get(module)
+            if holder is not None:
+                tensors.append(getattr(*holder))
+            if self._computes_logits:
+                names = [(name,) for name in (linear.weight, linear.bias) if name]
+                tensors += [self._places[module].find(name) for name in names]
+        return tuple([number for tensor in tensors for number in _state_of(tensor)])
 
     def interpret(
         self,
@@ -259,6 +275,12 @@ class BoundFamily:
             return self._stacked(captured, form.gates).gather(-1, places)
         assert logits is not None and scored is not None  # noqa: S101, PT018 - no form tells weights
         return self._adapter.weighting(logits, scored.scores, places, self._first)
+
+
+def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor lies, and how often it was written; tensors of inference mode do not count."""
+    version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
+    return tensor.data_ptr(), version
 
 
 def _limit_of(adapter: RouterAdapter, places: Places) -> GroupLimit | None:

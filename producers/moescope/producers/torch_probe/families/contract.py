@@ -67,6 +67,13 @@ class RouterFamily(Protocol):
         """
         ...
 
+    def weights_read(self, modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
+        """Which state the model's tensors have that `interpret` reads besides what was captured.
+
+        Empty where it reads none; numbers that differ after a change.
+        """
+        ...
+
     def interpret(
         self,
         modules: Sequence[torch.nn.Module],
