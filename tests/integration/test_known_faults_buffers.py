@@ -51,6 +51,23 @@ def test_rows_that_a_probe_refuses_lower_coverage(engine: WatchedEngine) -> None
     assert (second.level, second.reason) == ("insufficient", "coverage")
 
 
+def test_each_reason_is_stored_with_its_own_rows(engine: WatchedEngine) -> None:
+    """An operator who looks for a fault finds how many rows it cost, not those of another one."""
+    engine.recorder.record("a", np.arange(3), routes(range(3)), "decode")
+    engine.recorder.miss(98, "monolithic kernel")
+    engine.recorder.record("a", np.arange(3, 6), routes(range(3, 6)), "decode")
+    engine.recorder.miss(3, "a layer number twice")
+    engine.recorder.record("a", np.arange(6, 9), routes(range(6, 9)), "decode")
+    engine.rest()
+    engine.roll_up()
+    assert engine.rows("SELECT unseen_rows, reasons FROM batches ORDER BY sequence") == [
+        (98, ["unseen_rows: monolithic kernel"]),
+        (3, ["unseen_rows: a layer number twice"]),
+    ]
+    [second] = engine.seconds(1)
+    assert (second.seen, second.lost) == (9, 101)
+
+
 def test_a_complete_window_says_nothing_of_a_layer_that_is_mostly_zeros(
     engine: WatchedEngine,
 ) -> None:

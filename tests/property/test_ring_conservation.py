@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -57,7 +58,7 @@ class Fleet:
         self.agent = self.new_agent()
         self.recorded: dict[int, tuple[str, int, int]] = {}
         self.version = 0
-        self.missed = 0
+        self.missed: Counter[str] = Counter()
         self.positions = dict.fromkeys(REQUESTS, 0)
 
     def new_agent(self) -> Agent:
@@ -107,7 +108,7 @@ class Fleet:
 
     def miss(self, rows: int, reason: str) -> None:
         """Nobody saw some rows."""
-        self.missed += rows
+        self.missed[reason] += rows
         self.recorder.miss(rows, reason)
 
     def flood(self, calls: int) -> None:
@@ -152,7 +153,12 @@ def test_every_row_is_shipped_once_or_counted_as_lost(
         for row in rows:
             version = batches[row.batch].batch.header.expert_map_version
             assert (row.request, row.position, version) == fleet.recorded[row.serial]
-        assert sum(entry.batch.header.drops.unseen_rows for entry in batches) == fleet.missed
+        told: Counter[str] = Counter()
+        for header in [
+            entry.batch.header for entry in batches if entry.batch.header.drops.unseen_rows
+        ]:
+            told[header.labels["unseen_reason"]] += header.drops.unseen_rows
+        assert told == fleet.missed
         assert_dense(batches)
         for _, of_batch in groupby(rows, key=attrgetter("batch")):
             times = [row.event_time_us for row in of_batch]

@@ -90,8 +90,8 @@ def test_rows_without_a_turn_at_the_ring_are_unseen(
         clock.sleep(2.0)
         agent.drain()
     headers = [entry.batch.header for entry in logged(tmp_path / "log")]
-    assert sum(header.drops.unseen_rows for header in headers) == 5
-    assert headers[-1].labels[UNSEEN_REASON] == "the ring was busy"
+    told = [(header.drops.unseen_rows, header.labels.get(UNSEEN_REASON)) for header in headers]
+    assert [each for each in told if each != (0, None)] == [(5, "the ring was busy")]
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**64, 1.0, "7"])

@@ -24,6 +24,7 @@ from moescope.producers.agent import Agent, AgentSettings
 from moescope.producers.ring.layout import FRAME_BYTES, HEADER_BYTES
 from moescope.producers.ring.reader import RingReader
 from moescope.producers.ring.rows import column_mask
+from moescope.producers.ring.unseen import count_word
 from moescope.producers.terms import Terms, pack_placement, unpack_placement
 
 if TYPE_CHECKING:
@@ -330,13 +331,13 @@ def told_reasons(headers: list[BatchHeader]) -> list[tuple[int, str]]:
 def test_the_reason_travels_with_unseen_rows_after_recorded_ones(
     node: Node, more_rows: int
 ) -> None:
-    """Rows before the first miss, which lack the label, do not carry its rows without it."""
+    """What came before the first miss carries its rows and their reason, in one batch with more."""
     node.record("a", 3)
     node.recorder.miss(9, "monolithic kernel")
     if more_rows:
         node.record("a", more_rows)
     headers = node.headers()
-    assert len(headers) == 1 + bool(more_rows)
+    assert len(headers) == 1
     assert told_reasons(headers) == [(9, "monolithic kernel")]
 
 
@@ -349,6 +350,77 @@ def test_a_reason_that_changed_is_told_with_its_rows(node: Node) -> None:
     node.clock.sleep(2)
     node.recorder.miss(4, "monolithic kernel")
     assert told_reasons(node.headers()) == [(1, "unknown layout"), (4, "monolithic kernel")]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_each_reason_is_told_with_its_own_rows(node: Node, *, restarts: bool) -> None:
+    """Several causes between two batches: none gets the rows of another, and none is told twice."""
+    node.record("a", 2)
+    node.recorder.miss(98, "monolithic kernel")
+    node.record("a", 2)
+    node.recorder.miss(3, "unknown layout")
+    node.record("a", 2)
+    headers = node.headers()
+    assert told_reasons(headers) == [(98, "monolithic kernel"), (3, "unknown layout")]
+    assert [header.sequence for header in headers] == [0, 1]
+    if restarts:
+        node.restart_agent()
+    for _ in range(5):  # they alternate faster than batches are made
+        node.recorder.miss(1, "monolithic kernel")
+        node.recorder.miss(2, "unknown layout")
+    node.recorder.miss(4, "budget")
+    node.record("a", 1)
+    assert sorted(told_reasons(node.headers())[2:]) == [
+        (4, "budget"),
+        (5, "monolithic kernel"),
+        (10, "unknown layout"),
+    ]
+
+
+def test_an_agent_that_died_before_it_appended_tells_each_reason_once(node: Node) -> None:
+    """A batch that was noted and never appended is told again, with its reason and no other."""
+    node.recorder.miss(1, "unknown layout")
+    node.record("a", 1)
+    node.batches()
+    node.recorder.miss(2, "budget")
+    node.recorder.miss(5, "unknown layout")
+    (ring,) = node.folder.glob("*.ring")
+    reader = RingReader(ring)
+    (note,) = reader.notes()
+    told = note.unseen
+    reader.note(note._replace(sequence=1, unseen_rows=6, unseen=(told[0] + 5, *told[1:])))
+    reader.close()
+    node.restart_agent()
+    node.record("a", 1)
+    assert told_reasons(node.headers()) == [
+        (1, "unknown layout"),
+        (5, "unknown layout"),
+        (2, "budget"),
+    ]
+
+
+def test_more_reasons_than_a_ring_names_are_counted_together(node: Node) -> None:
+    """A probe whose every reason is another one costs no memory, and nobody gets its rows."""
+    for number in range(40):
+        node.recorder.miss(number + 1, f"reason {number}")
+    node.record("a", 1)
+    told = told_reasons(node.headers())
+    assert sorted(told[1:]) == [(number + 1, f"reason {number}") for number in range(15)]
+    assert told[0] == (sum(range(16, 41)), "other reasons")
+
+
+def test_the_unseen_rows_of_an_older_recorder_are_told(node: Node) -> None:
+    """A ring without reasons, left by the release before: its rows are told, under no name."""
+    node.recorder.miss(5, "budget")
+    (ring,) = node.folder.glob("*.ring")
+    with ring.open("r+b") as file:
+        file.seek(count_word(0) * 8)
+        file.write(bytes(8))
+    node.record("a", 1)
+    assert told_reasons(node.headers()) == [(5, "")]
+    node.restart_agent()
+    node.record("a", 1)
+    assert told_reasons(node.headers()) == [(5, "")]
 
 
 def test_unseen_rows_of_an_engine_that_ended_are_told(node: Node) -> None:

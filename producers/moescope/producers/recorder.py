@@ -171,7 +171,6 @@ class Recorder:
             geometry=geometry,
             books=self._books,
             times=self._times,
-            terms=self._terms,
             complaints=self._complaints,
             lock=self._lock,
         )
@@ -331,7 +330,8 @@ class Recorder:
 
         Args:
             rows: Their number, at most 2⁴⁰; a call that gives none counts as one rejected row.
-            reason: Short and the same each time: the batches' label `unseen_reason`.
+            reason: Short and the same each time: the label `unseen_reason` of the batch that tells
+                of these rows. Up to 15 different ones are kept apart, all others count together.
         """
         if self._is_off():
             return
@@ -344,12 +344,11 @@ class Recorder:
         if not rows:
             return
         try:
+            reason = plain_reason(reason)
             try:
-                reason = plain_reason(reason)
                 self._complaints.say_once(f"unseen rows: {reason}")
-                self._terms.tell_unseen(reason, self._clock.monotonic())
-            finally:  # after the reason: an agent that sees the rows can tell it with them
-                self._books.add(unseen=rows)
+            finally:
+                self._books.add(unseen=rows, reason=reason)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
 
@@ -534,7 +533,6 @@ class Recorder:
             if self._ring is not None and not self._pausing.has_failed and self._ring.is_deleted:
                 self._pausing.give_up(RING_DELETED)
                 _log.error("%s: nothing is recorded until the engine starts anew.", RING_DELETED)
-            self._terms.tell_waiting(now)
             self._books.try_to_book()
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)

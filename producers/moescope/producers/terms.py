@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 FIDELITY_REASON: Final = "fidelity_reason"
 """Label: why the fidelity is not what the recorder was made with."""
 UNSEEN_REASON: Final = "unseen_reason"
-"""Label: why rows were counted as unseen, most recently."""
-OWN_LABELS: Final = 2
+"""Label: why the unseen rows that a batch tells of are unseen. It is the agent's, not in terms."""
+OWN_LABELS: Final = 3
+"""These two, and that of the end of steps."""
 
 _LENGTH: Final = struct.Struct("<I")
 _PLACEMENT: Final = struct.Struct("<QI")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.ring.errors import RingFormatError
-from moescope.producers.terms import UNSEEN_REASON, Terms, unpack_placement
+from moescope.producers.terms import Terms, unpack_placement
 
 if TYPE_CHECKING:
     from moescope.core.batch import Placement
@@ -82,20 +82,6 @@ class CurrentTerms:
         """Remember what a batch carried."""
         if placement is not None:
             self._told, self._told_at = placement, now
-
-
-def with_reason_of_unseen_rows(terms: BatchTerms, latest: bytes) -> BatchTerms:
-    """The terms of a batch that tells of unseen rows: with the reason that came after its rows.
-
-    Args:
-        terms: What holds for the rows of the batch.
-        latest: The ring's latest terms, as it holds them; those that cannot be read say nothing.
-    """
-    try:
-        reason = Terms.from_bytes(latest).labels.get(UNSEEN_REASON) if latest else None
-    except ValueError:
-        reason = None
-    return terms if reason is None else with_label(terms, UNSEEN_REASON, reason)
 
 
 def with_label(terms: BatchTerms, name: str, value: str) -> BatchTerms:

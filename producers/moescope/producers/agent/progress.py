@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from moescope.producers.ring.notes import Note
+from moescope.producers.ring.unseen import REASON_SLOTS, spread_told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moescope.core.batch import DropCounters
     from moescope.producers.agent.node_log import LastBatch
+
+
+NOTHING_UNSEEN: Final = (0,) * (REASON_SLOTS + 1)
 
 
 @dataclass(slots=True)
@@ -74,14 +78,20 @@ class Progress:
     position: int = 0
     rows: int | None = 0
     rejected_rows: int = 0
-    unseen_rows: int = 0
+    unseen: tuple[int, ...] = NOTHING_UNSEEN
     inherited: bool = False
 
+    @property
+    def unseen_rows(self) -> int:
+        """Unseen rows that are told, whatever the reason."""
+        return sum(self.unseen)
+
     @classmethod
-    def after(cls, note: Note) -> Progress:
-        """As of the end of the batch that a note is about."""
+    def after(cls, note: Note, unseen: tuple[int, ...]) -> Progress:
+        """As of the end of the batch that a note is about, with the ring's counts by reason."""
+        told = note.unseen or spread_told(note.unseen_rows, unseen)
         return cls(
-            note.sequence + 1, note.position, note.rows, note.rejected_rows, note.unseen_rows,
+            note.sequence + 1, note.position, note.rows, note.rejected_rows, told,
             bool(note.inherited),
         )  # fmt: skip
 
@@ -95,6 +105,7 @@ class Progress:
             unseen_rows=self.unseen_rows,
             log_batches=log_batches,
             inherited=1,
+            unseen=self.unseen,
         )
 
 

@@ -16,12 +16,13 @@ from moescope.producers.agent.current_terms import (
     BatchTerms,
     CurrentTerms,
     with_label,
-    with_reason_of_unseen_rows,
 )
 from moescope.producers.agent.grouping import GroupedRows, group_rows, update_context
 from moescope.producers.agent.pending import PendingFrames
 from moescope.producers.agent.progress import PreparedBatch, Progress, ShippedCounters, note_of
 from moescope.producers.recording.splitting import MAX_SPAN_US
+from moescope.producers.ring.unseen import WITHOUT_REASON
+from moescope.producers.terms import UNSEEN_REASON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,6 @@ class RingShipper:
         self._has_unconfirmed = False
         self._latest_batch = clock.monotonic()
         self._done = self._resume()
-        self._explained_unseen_rows = self._done.unseen_rows
 
     @property
     def shipped_to(self) -> int:
@@ -121,12 +121,9 @@ class RingShipper:
     def _step(self, *, flush: bool) -> bool:
         worked = self._send()
         budget = _STEP_BYTES
-        unseen = self.reader.unseen_rows
         while budget > 0:
             frame = self.reader.read()
             if frame is None:
-                # A recorder says why before it counts: all that it had said by then is read.
-                self._explained_unseen_rows = unseen
                 break
             worked = True
             budget -= frame.header.length
@@ -207,7 +204,7 @@ class RingShipper:
         last = self._log.last
         note = note_of(last, self.reader.notes(), self.reader.incarnation)
         if note is not None:
-            done = Progress.after(note)
+            done = Progress.after(note, self.reader.unseen_by_reason())
             self._log.reported_batches = min(note.log_batches, self._log.dropped_batches)
         elif last is not None and last.incarnation == self.reader.incarnation:
             _log.warning(
@@ -215,7 +212,7 @@ class RingShipper:
             )
             done = Progress(
                 last.sequence + 1, last.ring_to, None, self.reader.rejected_rows,
-                self.reader.unseen_rows, inherited=True,
+                self.reader.unseen_by_reason(), inherited=True,
             )  # fmt: skip
         else:
             return Progress()
@@ -258,12 +255,53 @@ class RingShipper:
         update_context(self._context, grouped, COUNTS_CONTEXT if terms.is_counts else ())
 
     def _prepare(self, frames: Sequence[Frame], watermark_us: int) -> None:
-        """Make the next batch of these frames, or two where one would be too long."""
+        """Make the next batch of these frames, and one more for each further reason of unseen rows.
+
+        A header names one reason: rows that are unseen for another one need a batch of their own.
+        """
         terms = self._terms_of(frames)
+        first, *others = self._untold_reasons() or [WITHOUT_REASON]
+        if not others:
+            self._prepare_batch(frames, terms, watermark_us, first)
+            return
+        # They come second: what a node's rows are tells what the unseen ones would have been.
+        earliest_us = min([frame.header.first_us for frame in frames] + [watermark_us])
+        self._prepare_batch(frames, terms, earliest_us, first)
+        for slot in others:
+            at_us = watermark_us if slot == others[-1] else earliest_us
+            self._prepare_batch([], terms, at_us, slot, follows=True)
+
+    def _untold_reasons(self) -> list[int]:
+        """Slots of the reasons of which no batch tells all rows, the one of most rows first."""
+        counted = self.reader.unseen_by_reason()
+        untold = [rows - told for rows, told in zip(counted, self._done.unseen, strict=True)]
+        slots = [slot for slot, rows in enumerate(untold) if rows > 0]
+        return sorted(slots, key=lambda slot: -untold[slot])
+
+    def _prepare_batch(
+        self,
+        frames: Sequence[Frame],
+        terms: BatchTerms,
+        watermark_us: int,
+        slot: int,
+        *,
+        follows: bool = False,
+    ) -> None:
+        """Make the next batch, or two where one would be too long.
+
+        Args:
+            frames: Whose rows it holds.
+            terms: What holds for them.
+            watermark_us: Nothing earlier follows.
+            slot: Of the reason of the unseen rows that it tells of.
+            follows: Whether frames that were read, and are in no batch yet, may come after it.
+        """
+        of_frames = terms
         grouped = self._grouped(frames, terms)
-        drops, done = self._account(frames)
-        if drops.unseen_rows:
-            terms = with_reason_of_unseen_rows(terms, self.reader.terms)
+        drops, done = self._account(frames, slot, follows=follows)
+        reason = self.reader.unseen_reason(slot) if drops.unseen_rows else ""
+        if reason:
+            terms = with_label(terms, UNSEEN_REASON, reason)
         if self._has_told_end:
             terms = with_label(terms, STEPS_LABEL, STEPS_ENDED)
         rows = grouped.recorded_rows
@@ -274,7 +312,7 @@ class RingShipper:
             payload = self._encode(grouped, *header, drops)
         except BatchError:
             if len(frames) > 1:
-                self._prepare_halves(frames, watermark_us)
+                self._prepare_halves(frames, of_frames, watermark_us, slot)
                 return
             _log.exception("%d rows of the ring make no batch.", rows)
             self._counters.unencodable_rows += rows
@@ -282,7 +320,7 @@ class RingShipper:
             grouped, rows = _nothing(grouped), 0
             payload = self._encode(grouped, *header, drops)
         if len(payload) > self._settings.batch_bytes and len(frames) > 1:
-            self._prepare_halves(frames, watermark_us)
+            self._prepare_halves(frames, of_frames, watermark_us, slot)
             return
         self._adapt(frames, len(payload))
         self._remember(grouped, terms)
@@ -297,11 +335,13 @@ class RingShipper:
         )
         self._done = done
 
-    def _prepare_halves(self, frames: Sequence[Frame], watermark_us: int) -> None:
+    def _prepare_halves(
+        self, frames: Sequence[Frame], terms: BatchTerms, watermark_us: int, slot: int
+    ) -> None:
         middle = len(frames) // 2
         earliest = min(frame.header.first_us for frame in frames[middle:])
-        self._prepare(frames[:middle], min(earliest, watermark_us))
-        self._prepare(frames[middle:], watermark_us)
+        self._prepare_batch(frames[:middle], terms, min(earliest, watermark_us), slot)
+        self._prepare_batch(frames[middle:], terms, watermark_us, slot)
 
     def _encode(
         self,
@@ -321,7 +361,9 @@ class RingShipper:
         )
         return encode_batch(build_batch(terms.profile, header, grouped))
 
-    def _account(self, frames: Sequence[Frame]) -> tuple[DropCounters, Progress]:
+    def _account(
+        self, frames: Sequence[Frame], slot: int, *, follows: bool
+    ) -> tuple[DropCounters, Progress]:
         """What was lost up to the end of these frames, and how far they reach."""
         done = self._done
         rows, position, lost = done.rows, done.position, 0
@@ -331,18 +373,22 @@ class RingShipper:
                 lost += max(0, header.rows_before - rows)
             rows = header.rows_before + header.rows
             position = frame.end
-        if not frames and rows is not None and self.reader.has_ended and self.reader.is_quiet():
+        is_last = not frames and not follows and self.reader.has_ended and self.reader.is_quiet()
+        if is_last and rows is not None:
             lost += max(0, self.reader.total_rows - rows)  # damaged, behind the last valid frame
             rows = max(rows, self.reader.total_rows)
-        rejected, unseen = self.reader.rejected_rows, self._explained_unseen_rows
+        rejected, unseen = self.reader.rejected_rows, list(done.unseen)
+        unseen[slot] = max(unseen[slot], self.reader.unseen_by_reason()[slot])
         drops = DropCounters(
             ring_rows=lost + (0 if done.inherited else self.reader.inherited_rows),
             log_batches=self._log.dropped_batches - self._log.reported_batches,
             log_rows=self._log.dropped_rows - self._log.reported_rows,
             rejected_rows=rejected - done.rejected_rows + self._log.untold_rejected_rows,
-            unseen_rows=unseen - done.unseen_rows,
+            unseen_rows=unseen[slot] - done.unseen[slot],
         )
-        return drops, Progress(done.sequence + 1, position, rows, rejected, unseen, inherited=True)
+        return drops, Progress(
+            done.sequence + 1, position, rows, rejected, tuple(unseen), inherited=True
+        )
 
     def _adapt(self, frames: Sequence[Frame], payload_bytes: int) -> None:
         """Learn how many bytes of frames fill a batch."""

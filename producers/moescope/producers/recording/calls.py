@@ -14,7 +14,6 @@ from moescope.producers.recording.usual import UsualCalls
 if TYPE_CHECKING:
     import threading
 
-    from moescope.producers.recording.changing import ChangingTerms
     from moescope.producers.recording.counters import Complaints, RowBooks
     from moescope.producers.recording.event_times import EventTimes
     from moescope.producers.recording.running import RunningRequests
@@ -36,7 +35,6 @@ class Calls:
         geometry: Of the ring.
         books: Counts rows that are not recorded.
         times: Of rows that come without one.
-        terms: Say why rows are unseen.
         complaints: Says why rows are left out.
         lock: Guards ring and requests.
 
@@ -53,7 +51,6 @@ class Calls:
         geometry: Geometry,
         books: RowBooks,
         times: EventTimes,
-        terms: ChangingTerms,
         complaints: Complaints,
         lock: threading.Lock,
     ) -> None:
@@ -62,7 +59,6 @@ class Calls:
         self._shape = shape
         self._books = books
         self._times = times
-        self._terms = terms
         self._complaints = complaints
         self._lock = lock
         self._ring: RingWriter | None = None
@@ -123,9 +119,8 @@ class Calls:
             return
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             padding = 0 if call.padding is None else int(np.count_nonzero(call.padding))
-            self._books.add(unseen=call.rows - padding)
+            self._books.add(unseen=call.rows - padding, reason=BUSY_REASON)
             self._complaints.say_once(f"unseen rows: {BUSY_REASON}")
-            self._terms.tell_unseen_later(BUSY_REASON)
             return
         try:
             if self._ring is not None:

@@ -9,7 +9,7 @@ from moescope.core.errors import SettingsError
 from moescope.core.printable import printable
 from moescope.core.vocabulary import Fidelity
 from moescope.producers.recording.description import checked_placement, checked_profile, member
-from moescope.producers.terms import FIDELITY_REASON, UNSEEN_REASON, Terms, pack_placement
+from moescope.producers.terms import FIDELITY_REASON, Terms, pack_placement
 
 if TYPE_CHECKING:
     import threading
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 LOCK_TIMEOUT_SECONDS: Final = 0.05
 
-_REASON_EVERY_SECONDS: Final = 1.0
 _LONGEST_REASON: Final = 100
 
 
@@ -51,8 +50,6 @@ class ChangingTerms:
         self._sampling = sampling
         self._geometry = geometry
         self._lock = lock
-        self._reason_changes_at: float | None = None
-        self._waiting_reason = ""
         self.ring: RingWriter | None = None
         self._hold(Terms.of(profile))
 
@@ -102,12 +99,11 @@ class ChangingTerms:
 
         return self._change(changed)
 
-    def _change(self, changed: Callable[[Terms], Terms], *, is_told_now: bool = False) -> bool:
+    def _change(self, changed: Callable[[Terms], Terms]) -> bool:
         """Let other terms hold from the next row on; False if the ring was busy or is gone.
 
         Args:
             changed: Makes them of the terms that hold; may raise.
-            is_told_now: Whether the agent has to see them even if no row follows.
         """
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
             return False
@@ -119,30 +115,9 @@ class ChangingTerms:
             if terms != self.now:
                 ring.change_terms(terms.to_bytes())
                 self._hold(terms)
-                if is_told_now:
-                    ring.tell_terms()
             return True
         finally:
             self._lock.release()
-
-    def tell_unseen(self, reason: str, now: float) -> None:
-        """Let batches say why rows are unseen; another reason at most once a second."""
-        if self.now.labels.get(UNSEEN_REASON) == reason:
-            return
-        if self._reason_changes_at is not None and now < self._reason_changes_at:
-            return
-        if self._change(lambda terms: terms.with_label(UNSEEN_REASON, reason), is_told_now=True):
-            self._reason_changes_at = now + _REASON_EVERY_SECONDS
-
-    def tell_unseen_later(self, reason: str) -> None:
-        """Do so with the next `tell_waiting`: now the ring is busy."""
-        self._waiting_reason = reason
-
-    def tell_waiting(self, now: float) -> None:
-        """Tell the reason that had to wait, if there is one."""
-        reason, self._waiting_reason = self._waiting_reason, ""
-        if reason:
-            self.tell_unseen(reason, now)
 
     def _hold(self, terms: Terms) -> None:
         self.now = terms

@@ -49,6 +49,7 @@ class RecorderCounters:
 class _Unbooked(NamedTuple):
     rejected: int
     unseen: int
+    reason: str
 
 
 class RowBooks:
@@ -82,9 +83,9 @@ class RowBooks:
         booked = self.ring.unseen if self.ring else 0
         return booked + sum(each.unseen for each in tuple(self._unbooked))
 
-    def add(self, *, rejected: int = 0, unseen: int = 0) -> None:
-        """Count rows; without the lock."""
-        self._unbooked.append(_Unbooked(rejected, unseen))
+    def add(self, *, rejected: int = 0, unseen: int = 0, reason: str = "") -> None:
+        """Count rows, unseen ones with the reason; without the lock."""
+        self._unbooked.append(_Unbooked(rejected, unseen, reason))
         self.try_to_book()
 
     def try_to_book(self) -> None:
@@ -97,16 +98,13 @@ class RowBooks:
 
     def book(self, rejected: int = 0) -> None:
         """Tell the ring; with the lock."""
-        unseen = 0
         while self._unbooked:
             more = self._unbooked.popleft()
             rejected += more.rejected
-            unseen += more.unseen
-        if self.ring is not None:
-            if rejected:
-                self.ring.reject(rejected)
-            if unseen:
-                self.ring.miss(unseen)
+            if more.unseen and self.ring is not None:
+                self.ring.miss(more.unseen, more.reason)
+        if rejected and self.ring is not None:
+            self.ring.reject(rejected)
 
 
 class Complaints:

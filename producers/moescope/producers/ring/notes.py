@@ -12,6 +12,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from moescope.producers.ring.layout import NOTE, NOTE_SLOTS, NOTE_STRIDE, NOTES_AT
+from moescope.producers.ring.unseen import read_told, write_told
 
 
 class Note(NamedTuple):
@@ -26,6 +27,7 @@ class Note(NamedTuple):
         log_batches: Dropped by the batch log, since its partition was made, and reported up to
             this batch.
         inherited: 1 once the rows of older, removed rings are reported.
+        unseen: Unseen rows reported up to this batch by slot of the reason; empty where unknown.
     """
 
     sequence: int
@@ -35,14 +37,18 @@ class Note(NamedTuple):
     unseen_rows: int
     log_batches: int
     inherited: int
+    unseen: tuple[int, ...] = ()
 
 
 def write_note(header: memoryview, note: Note) -> None:
     """Store a note in the slot of its sequence number."""
+    if note.unseen:
+        write_told(header, note.sequence, note.unseen)
     place = _place(note.sequence % NOTE_SLOTS)
-    NOTE.pack_into(header, place, *note, 0)
+    fields = note[:-1]
+    NOTE.pack_into(header, place, *fields, 0)
     checksum = crc32c(header[place : place + NOTE.size - 4])
-    NOTE.pack_into(header, place, *note, checksum)
+    NOTE.pack_into(header, place, *fields, checksum)
 
 
 def read_notes(header: memoryview) -> list[Note]:
@@ -53,7 +59,8 @@ def read_notes(header: memoryview) -> list[Note]:
         *fields, checksum = NOTE.unpack_from(header, place)
         # All zero is a slot that was never written; its checksum would not be zero.
         if checksum == crc32c(header[place : place + NOTE.size - 4]):
-            notes.append(Note(*fields))
+            note = Note(*fields)
+            notes.append(note._replace(unseen=read_told(header, note.sequence)))
     return sorted(notes)
 
 

@@ -31,6 +31,7 @@ from moescope.producers.ring.layout import (
     State,
 )
 from moescope.producers.ring.notes import Note, read_notes, write_note
+from moescope.producers.ring.unseen import REASON_SLOTS, count_word, read_reason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +106,16 @@ class RingReader:
     def unseen_rows(self) -> int:
         """Rows that the engine computed and nobody could record so far."""
         return self._words[State.UNSEEN]
+
+    def unseen_by_reason(self) -> tuple[int, ...]:
+        """The same by slot of the reason, and last those without one."""
+        total = self.unseen_rows  # before the slots, which a writer counts first
+        slots = [self._words[count_word(slot)] for slot in range(REASON_SLOTS)]
+        return (*slots, max(0, total - sum(slots)))
+
+    def unseen_reason(self, slot: int) -> str:
+        """What the rows of a slot are unseen for; may be empty."""
+        return read_reason(self._header, slot)
 
     @property
     def inherited_rows(self) -> int:

@@ -30,6 +30,7 @@ from moescope.producers.ring.layout import (
     aligned,
     ring_path,
 )
+from moescope.producers.ring.unseen import count_word, reason_slot, write_reason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,6 +107,7 @@ class RingWriter:
         self._rejected = 0
         self._busy = 0
         self._unseen = 0
+        self._reasons: dict[str, int] = {}
         self._terms = b""
         self._terms_number = 0
         self._has_new_terms = False
@@ -158,8 +160,13 @@ class RingWriter:
         self._rejected += rows
         self._words[State.REJECTED] = self._rejected
 
-    def miss(self, rows: int) -> None:
+    def miss(self, rows: int, reason: str) -> None:
         """Count rows that nobody could record."""
+        slot, name = reason_slot(self._reasons, reason)
+        if name not in self._reasons:
+            write_reason(self.buffer, slot, name)
+            self._reasons[name] = slot
+        self._words[count_word(slot)] += rows
         self._unseen += rows
         self._words[State.UNSEEN] = self._unseen
 
@@ -176,12 +183,6 @@ class RingWriter:
         self._terms = terms
         self._terms_number += 1
         self._has_new_terms = True
-
-    def tell_terms(self) -> None:
-        """Show changed terms to the reader now, although no frame follows yet."""
-        if self._has_new_terms:
-            self._make_way(0, self._segment_bytes - self._head % self._segment_bytes)
-            self._words[_HEAD] = self._head
 
     def reserve(self, body_bytes: int) -> int:
         """Make room for a frame, overwriting the oldest segment if needed.
