@@ -288,6 +288,15 @@ def test_eager_routing_is_that_of_the_weights(pressed: Served, model: Any, verif
     verified(subject=SUBJECT, what="ids and top-1, eager")
 
 
+def test_a_server_says_as_it_starts_what_is_in_force(pressed: Served) -> None:
+    """Who looks for `moescope` in its log finds what was set, in one line for the engine."""
+    lines = pressed.server.log_text().splitlines()
+    (line,) = [line for line in lines if "moescope: " in line]
+    assert f"moescope: routing of model {MODEL_NAME}, revision r7 " in line
+    assert " is recorded as node pressed in " in line
+    assert line.endswith("; fidelity full, token ids plain, content keys no.")
+
+
 def test_compiled_routing_is_that_of_the_weights(
     compiled: Served, model: Any, verified: Any
 ) -> None:
@@ -490,5 +499,5 @@ def test_a_dense_model_is_served_as_if_the_plugin_were_not_there(
     (reply,) = complete_all(server, prompts_of(5, [10], 4))
     assert len(reply.token_ids) == 4
     assert not (folder / "dense").exists()
-    assert "no MoE layers" in server.log_text()
+    assert "moescope: the model has no MoE layers" in server.log_text()
     verified(subject=SUBJECT, what="dense model: nothing happens")
