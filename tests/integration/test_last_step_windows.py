@@ -26,11 +26,16 @@ def engine(tmp_path: Path) -> Iterator[WatchedEngine]:
     made.close()
 
 
-def train(engine: WatchedEngine, steps: Iterable[int], recorder: Recorder | None = None) -> None:
+def train(
+    engine: WatchedEngine,
+    steps: Iterable[int],
+    recorder: Recorder | None = None,
+    phase: str = "train",
+) -> None:
     """One sequence per optimizer step."""
     for step in steps:
         (recorder or engine.recorder).record(
-            f"step-{step}", np.arange(TOKENS), routes(range(TOKENS)), "train", step=step
+            f"{phase}-{step}", np.arange(TOKENS), routes(range(TOKENS)), phase, step=step
         )
         engine.clock.sleep(0.1)
 
@@ -39,7 +44,8 @@ def closed(engine: WatchedEngine, size: int = 4) -> list[tuple[Any, ...]]:
     """First step, rows seen and the reason of the step windows that closed."""
     return engine.rows(
         "SELECT start, seen, close_reason FROM windows WHERE window_kind = 'step'"
-        f" AND size = {size} AND layer = 1 AND scope_kind = 'all' AND start >= 0 ORDER BY start"
+        f" AND size = {size} AND layer = 1 AND scope_kind = 'all' AND start >= 0"
+        " AND phase = 'train' ORDER BY start"
     )
 
 
@@ -82,6 +88,25 @@ def test_a_window_that_is_partly_filled_stays_open(engine: WatchedEngine) -> Non
     engine.recorder.close()
     engine.roll_up()
     assert [start for start, _, _ in closed(engine)] == [0, 2]
+
+
+def test_an_evaluation_after_the_last_step_is_not_one_more(engine: WatchedEngine) -> None:
+    """It has the number of the step that would follow: that one was never trained."""
+    train(engine, range(7))
+    train(engine, [7], phase="eval")
+    engine.recorder.close()
+    engine.roll_up()
+    assert [start for start, _, _ in closed(engine)] == [0, 2]
+
+
+def test_an_evaluation_does_not_keep_the_last_step_open(engine: WatchedEngine) -> None:
+    """What was evaluated before the last step was trained hides nothing of it."""
+    train(engine, range(7))
+    train(engine, [7], phase="eval")
+    train(engine, [7])
+    engine.recorder.close()
+    engine.roll_up()
+    assert [start for start, _, _ in closed(engine)] == [0, 2, 4]
 
 
 @pytest.mark.parametrize("ending", ["error", "nothing closes it"])

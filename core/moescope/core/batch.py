@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 WIRE_VERSION = 1
 STEPS_LABEL, STEPS_ENDED = "steps", "ended"
-"""A label of the last batch of a training producer: its highest step is done, and none follows."""
+"""A label of the last batch of a training producer: what it trained is done, and none follows."""
 NO_START = -1
 """In `Requests.phase_starts`: this phase has no known start."""
 

@@ -83,8 +83,15 @@ class Node:
     mix: Mix = field(default_factory=dict)
     waited: tuple[int, int] | None = None
     """Arrival clock and own watermark when waiting for it began; None: it is not behind."""
+    trained_to: int = -1
+    """Highest step that it trained; an evaluation has the number of the step that follows."""
     steps_ended: bool = False
-    """Its highest step is done, and none follows, until it shows one again."""
+    """What it trained is done, and nothing follows, until it shows a step again."""
+
+    @property
+    def step_reached(self) -> int:
+        """Steps before this one are over."""
+        return max(self.highest_step, self.trained_to + self.steps_ended)
 
     def sight(self, incarnation: int, sequence: int) -> tuple[Sighting, int]:
         """Record a batch's identity; see :meth:`Incarnation.sight`.
@@ -191,14 +198,14 @@ class NodeTable:
         """Lowest of the highest steps of the training nodes; `END_OF_TIME` when none trains.
 
         Nodes that are set aside hold nobody back, unless all are: their steps are not over. Nodes
-        that ended hold nobody back either; when all did, the step after their last is reached.
+        that ended hold nobody back either; when all did, the step after the last is reached.
         """
         training = [node for node in self.nodes.values() if node.highest_step >= 0]
         active = [node for node in training if node.state is NodeState.ACTIVE]
         known = active or training
         going = [node.highest_step for node in known if not node.steps_ended]
         if known and not going:
-            return max(node.highest_step for node in known) + 1
+            return max(node.step_reached for node in known)
         return min(going, default=END_OF_TIME)
 
     def state(self) -> dict[str, Any]:
@@ -216,6 +223,7 @@ class NodeTable:
                     "gaps": node.gaps,
                     "retired": node.retired,
                     "waited": node.waited,
+                    "trained_to": node.trained_to,
                     "steps_ended": node.steps_ended,
                     "mix": [[phase, scene, rows] for (phase, scene), rows in node.mix.items()],
                     "incarnations": [
@@ -246,7 +254,8 @@ class NodeTable:
                 list(saved["retired"]),
                 {(phase, scene): rows for phase, scene, rows in saved["mix"]},
                 tuple(saved["waited"]) if saved["waited"] else None,
-                bool(saved.get("steps_ended")),  # older releases did not know
+                saved.get("trained_to", -1),  # older releases knew neither of the two
+                saved.get("steps_ended", False),
             )
             for saved in state["nodes"]
         }

@@ -381,6 +381,8 @@ class Partition:
             stepping = (source.phase == Phase.TRAIN) | (source.phase == Phase.EVAL)
             if stepping.any():
                 node.highest_step = max(node.highest_step, int(source.step[stepping].max()))
+                trained = source.step[source.phase == Phase.TRAIN]
+                node.trained_to = max(node.trained_to, int(trained.max(initial=-1)))
                 node.steps_ended = False
         if batch.header.labels.get(STEPS_LABEL) == STEPS_ENDED:
             node.steps_ended = True
