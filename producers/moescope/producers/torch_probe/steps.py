@@ -52,10 +52,10 @@ class HeldSteps:
         self.since = self._latest = float("-inf")
         self._limit = limit
         self._fits = 0
-        self._batch = self._layers = 0
+        self._batch = 0
         self._wanted: Wanted | None = None
         self._weights: tuple[int, ...] = ()
-        self._parts: list[list[torch.Tensor]] = []
+        self._parts: list[list[torch.Tensor | tuple[torch.Tensor, ...]]] = []
         self._tokens: list[torch.Tensor] = []
         self._masks: list[torch.Tensor | None] = []
         self._stream: Any = None
@@ -87,23 +87,28 @@ class HeldSteps:
         import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
 
         captured, inputs = current.tensors(), current.inputs
+        read = current.family.parts_read(captured[0], scores=wanted.scores, weights=wanted.weights)
         try:
-            parts = [torch.stack(tensors) for tensors in zip(*captured, strict=True)]
+            parts: list[Any] = [
+                torch.stack(tensors) if part in read else tensors
+                for part, tensors in enumerate(zip(*captured, strict=True))
+            ]
         except (RuntimeError, ValueError) as error:
             raise RefusedPassError("routers saw other rows", str(error)) from None
-        if parts[0].shape[1] != inputs.batch:
+        copied = [parts[part] for part in read]
+        if copied[0].shape[1] != inputs.batch:
             raise RefusedPassError(
-                "routers saw other rows", f"{parts[0].shape[1]} of a pass over {inputs.batch}"
+                "routers saw other rows", f"{copied[0].shape[1]} of a pass over {inputs.batch}"
             )
         weights = current.family.weights_read(current.modules)
         if not self.pass_ids:
             self.since, self._wanted, self._weights = now, wanted, weights
-            self._batch, self._layers = inputs.batch, len(captured)
+            self._batch = inputs.batch
             if not self._fits:
-                size = sum(part.numel() * part.element_size() for part in parts)
+                size = sum(part.numel() * part.element_size() for part in copied)
                 self._fits = max(1, min(self._limit, HELD_BYTES // max(1, size)))
-            if parts[0].is_cuda:
-                self._stream = torch.cuda.current_stream(parts[0].device)
+            if copied[0].is_cuda:
+                self._stream = torch.cuda.current_stream(copied[0].device)
         self._parts.append(parts)
         self._masks.append(None if inputs.mask is None else inputs.mask[:, -1:].clone())
         if wanted.tokens and inputs.tokens is not None:
@@ -152,7 +157,7 @@ class HeldSteps:
                 [
                     tensors
                     for parts in self._parts
-                    for tensors in zip(*(part.unbind(0) for part in parts), strict=True)
+                    for tensors in zip(*map(_by_layer, parts), strict=True)
                 ],
                 scores=wanted.scores,
                 weights=wanted.weights,
@@ -174,6 +179,10 @@ class HeldSteps:
         self.pass_ids, self._parts, self._tokens, self._masks = [], [], [], []
         self._wanted = self._stream = None
         return passes, self._batch * passes
+
+
+def _by_layer(part: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return part if isinstance(part, tuple) else part.unbind(0)
 
 
 def is_step(current: CurrentPass, wanted: Wanted) -> bool:

@@ -129,6 +129,26 @@ class BoundFamily:
             raise TypeError(f"a router of {self._name} returned {type(output).__name__}")
         return picked
 
+    def parts_read(
+        self, captured: tuple[torch.Tensor, ...], *, scores: bool, weights: bool
+    ) -> frozenset[int]:
+        """Which captured tensors are read; see `RouterFamily`.
+
+        Raises:
+            TypeError: The tensors have no form of this family.
+        """
+        form = form_of(self._adapter.forms, captured, self._experts)
+        parts = {form.ids, form.gates, form.kept}
+        if weights:
+            parts.add(form.weights)
+        if self._needs_logits(form, scores=scores, weights=weights):
+            parts |= {form.logits, form.probabilities, form.input}
+        return frozenset(part for part in parts if part is not None)
+
+    def _needs_logits(self, form: Form, *, scores: bool, weights: bool) -> bool:
+        computes_weights = weights and form.weights is None and form.gates is None
+        return scores or computes_weights or form.ids is None or self._needs_sorting()
+
     def weights_read(self, modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
         """The state of biases and of weights that logits are computed with again."""
         if not self._biases and not self._computes_logits:
@@ -161,9 +181,8 @@ class BoundFamily:
         form = form_of(self._adapter.forms, captured[0], self._experts)
         is_sorted = form.ids is None or not self._needs_sorting()
         told = None if form.ids is None else self._stacked(captured, form.ids)
-        needs_weights = weights and form.weights is None and form.gates is None
         scored = logits = None
-        if scores or needs_weights or told is None or not is_sorted:
+        if self._needs_logits(form, scores=scores, weights=weights):
             logits = self._logits(form, modules, captured)
             scored = self._scored(modules, logits)
         has_margin = scores and self._top_k < self._eligible()

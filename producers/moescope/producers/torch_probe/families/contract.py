@@ -67,6 +67,21 @@ class RouterFamily(Protocol):
         """
         ...
 
+    def parts_read(
+        self, captured: tuple[torch.Tensor, ...], *, scores: bool, weights: bool
+    ) -> frozenset[int]:
+        """Which of the tensors that `capture` picked `interpret` reads.
+
+        Args:
+            captured: Of one router.
+            scores: As for `interpret`.
+            weights: Likewise.
+
+        Raises:
+            TypeError: The tensors have no form of this family.
+        """
+        ...
+
     def weights_read(self, modules: Sequence[torch.nn.Module]) -> tuple[int, ...]:
         """Which state the model's tensors have that `interpret` reads besides what was captured.
 
