@@ -8,8 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="`make engines` has torch")
 transformers = pytest.importorskip("transformers", reason="`make engines` has transformers")
 
+from engines.families.attached import Rows, assert_as_before, recorded, state_of
 from engines.families.family_oracle import (
     Seen,
+    Wanted,
     received_rows,
     sorted_rows,
     wanted_routing,
@@ -25,15 +27,18 @@ from engines.families.tiny_models import (
 )
 
 from moescope.core.errors import InputError
-from moescope.core.vocabulary import RankOrder, ScoreKind
+from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
+from moescope.producers.torch_probe import ProbeCounters
 from moescope.producers.torch_probe.families import find_routers, router_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PRESENT = families_in_transformers()
 IDS = torch.tensor([[1, 1, 5, 6, 7, 11, 30], [3, 4, 5, 8, 9, 41, 2]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])
+REQUESTS = ("padded", "full")
 ENCODER_DECODER = ("nllb_moe", "switch_transformers")
 
 
@@ -102,11 +107,51 @@ def assert_received(seen: Seen, ids: Any, weights: Any, dropped: Any, experts: i
             torch.testing.assert_close(by_expert(ids, weights, experts), told.float())
 
 
+def assert_told_of_tokens(rows: Rows, counters: ProbeCounters) -> None:
+    """Each token has a row of its own request and position, padding has none, nothing failed."""
+    lengths = MASK.sum(-1).tolist()
+    assert rows.request == [r for r, n in zip(REQUESTS, lengths, strict=True) for _ in range(n)]
+    assert rows.position == [position for length in lengths for position in range(length)]
+    assert set(rows.phase) == {Phase.PREFILL}
+    assert counters == ProbeCounters(
+        passed_rows=sum(lengths), padding_rows=MASK.numel() - sum(lengths)
+    )
+
+
+def assert_recorded(rows: Rows, row: int, wanted: Wanted, routing: Any, experts: int) -> None:
+    """One layer's recorded rows are what its router had to decide.
+
+    What the formulas do not tell (weights of some families, dropped assignments) is as `routing`
+    has it, which the experts' inputs were compared with.
+    """
+    tokens = MASK.flatten().bool().numpy()
+    ids = wanted.ids[tokens]
+    order = ids.argsort(-1)
+    np.testing.assert_array_equal(rows.ids[:, row], np.take_along_axis(ids, order, -1))
+    np.testing.assert_array_equal(rows.top1[:, row], ids[:, 0])
+    weights = wanted.weights
+    if weights is None:
+        weights = routing.weights[:, row].numpy()
+    # Half precision.
+    np.testing.assert_allclose(
+        rows.weights[:, row], np.take_along_axis(weights[tokens], order, -1), rtol=1e-3, atol=1e-6
+    )
+    dropped = np.zeros_like(ids, bool)
+    if routing.dropped is not None:
+        dropped = np.take_along_axis(routing.dropped[:, row].numpy()[tokens], order, -1)
+    np.testing.assert_array_equal(rows.dropped[:, row], dropped)
+    # 8 bits: a linear scale up to the largest entropy, and a logarithmic one from 0.0006 on.
+    np.testing.assert_allclose(
+        rows.entropy[:, row], wanted.entropy[tokens], atol=np.log(experts) / 500
+    )
+    np.testing.assert_allclose(rows.margin[:, row], wanted.margin[tokens], rtol=0.02, atol=6e-4)
+
+
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_family_is_read_as_its_experts_were_called(
-    name: str, verified: Any, not_verified: Any
+    name: str, tmp_path: Path, verified: Any, not_verified: Any
 ) -> None:
-    """Ids and weights are those the experts got; order, entropy, margin those of its formulas."""
+    """By arithmetic and by `attach`: what the experts got, and what the formulas give."""
     if folder_of(name) not in PRESENT:
         pytest.skip(f"not in transformers {transformers.__version__}")
     family = FAMILIES[name]
@@ -122,14 +167,16 @@ def test_a_family_is_read_as_its_experts_were_called(
     assert shape.score_kind is ScoreKind[family.spec.kind]
     assert shape.rank_order is RankOrder.SELECTION_SCORE
     alone = run(name, tower)
-    state = [(m, dict(m.__dict__), dict(m._forward_hooks)) for m in tower.modules()]
+    before = state_of(tower)
+    rows, counters, recorded_output = recorded(tower, lambda: run(name, tower), REQUESTS, tmp_path)
+    assert_as_before(tower, before)
+    assert torch.equal(alone, recorded_output)
+    assert_told_of_tokens(rows, counters)
     with watching(tower, family) as seen:
         routing, output = probed(tower, lambda: run(name, tower))
     assert torch.equal(alone, output)
     assert torch.equal(alone, run(name, tower))
-    for module, attributes, hooks in state:
-        assert dict(module.__dict__).keys() == attributes.keys()
-        assert dict(module._forward_hooks) == hooks
+    assert_as_before(tower, before)
     for row, layer in enumerate(family.layers):
         ids, weights = routing.expert_ids[:, row], routing.weights[:, row]
         dropped = None if routing.dropped is None else routing.dropped[:, row]
@@ -156,6 +203,7 @@ def test_a_family_is_read_as_its_experts_were_called(
             )
         np.testing.assert_allclose(routing.entropy[:, row], wanted.entropy, atol=1e-5)
         np.testing.assert_allclose(routing.margin[:, row], wanted.margin, atol=1e-5)
+        assert_recorded(rows, row, wanted, routing, family.experts)
     for what in ("ids", "weights", "entropy", "margin", "rank order", "detach"):
         verified(subject=name, what=what)
     if name == "switch_transformers" and not (5, 0) <= version() < (5, 18):
