@@ -165,7 +165,8 @@ def shape_of(side: Side) -> RouteShape | None:
 def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
     for partition in side.partitions:
         with BatchLogReader(side.root, partition) as reader:
-            offset, end = reader.first_offset(), reader.end_offset()
+            # From the very first record on: the reader counts those that are gone.
+            offset, end = 0, reader.end_offset()
             while offset < end:
                 found = reader.read(offset, max_records=_RECORDS_AT_ONCE)
                 if found.next_offset == offset:
