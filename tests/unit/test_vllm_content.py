@@ -222,12 +222,43 @@ def test_a_token_that_only_an_unseen_pass_replaced_is_not_trusted(engine: Engine
     assert engine.given(Rows("replaced", 3, [4])) == [[None]]
 
 
+def test_a_pass_that_fails_before_it_is_counted_was_not_seen(engine: Engine) -> None:
+    """It may have put a token where the request's next one is; the pass after it is seen again."""
+    text = [1, 2, 90]
+    for name in ("on", "again"):
+        engine.begin(name, text[:2])
+    engine.given(Rows("on", 0, text[:2]), Rows("again", 0, text[:2]))
+    engine.given(Rows("on", 2, text[2:]), Rows("again", 2, text[2:]))
+    engine.content.miss(engine.passes)
+    assert engine.given(Rows("on", 3, [4]), Rows("again", 0, text)) == [[None], keys_of(text)]
+    found = engine.given(Rows("on", 4, [5]), Rows("again", 3, [4]))
+    assert found == [[None], keys_of([*text, 4], 3)]
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 2**40])
+def test_a_prompt_with_a_number_that_is_no_token_has_no_keys(engine: Engine, number: int) -> None:
+    """In four bytes it would pass for another token, and the text for another text."""
+    prompt = [1, number]
+    engine.begin("odd", prompt)
+    assert engine.joined(Rows("odd", 0, [1, 0])) is None
+    engine.begin("session", [1])
+    content = engine.requests["session"].content
+    assert engine.content.go_on(content, new_request(prompt)) is None
+
+
 def test_placeholders_are_no_tokens(engine: Engine) -> None:
     """A number below zero stands for what is not known yet: neither it nor the next has a key."""
     engine.begin("waiting", [1, 2])
     engine.given(Rows("waiting", 0, [1, 2]))
     assert engine.joined(Rows("waiting", 2, [-1])) is None
     assert engine.joined(Rows("waiting", 3, [4])) is None
+
+
+def test_the_largest_token_is_one(engine: Engine) -> None:
+    """Four bytes hold it: a prompt with it has the keys of its text."""
+    prompt = [2**32 - 1, 5]
+    engine.begin("largest", prompt)
+    assert engine.given(Rows("largest", 1, prompt[1:])) == [keys_of(prompt, 1)]
 
 
 def test_rows_that_contradict_the_prompt_have_no_keys(engine: Engine) -> None:
