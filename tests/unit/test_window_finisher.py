@@ -149,7 +149,7 @@ def test_a_layer_is_held_against_what_its_window_should_have_seen() -> None:
             0,
             version_of(
                 {
-                    line_key(band="0:4", kind="time"): {
+                    line_key(band="0:6", kind="time"): {
                         "gini": metric_lines(red_high=[-1.0] * LAYERS)
                     }
                 }
@@ -157,16 +157,33 @@ def test_a_layer_is_held_against_what_its_window_should_have_seen() -> None:
         )
     )
     counts = np.zeros((2, LAYERS, EXPERTS), np.uint32)
-    counts[:, 0, : LANE.top_k] = 19
-    counts[:, 1, : LANE.top_k] = 17  # of 19 seen enough, of 20 expected not
-    counts[1, 1, : LANE.top_k] = 18
+    counts[:, 0, : LANE.top_k] = 95
+    counts[:, 1, : LANE.top_k] = 89  # of 95 seen enough, of 100 expected not
+    counts[1, 1, : LANE.top_k] = 90
     group = group_of(
-        2, kind=WindowKind.TIME, counts=counts, seen=np.array([19, 19]),
-        expected=np.array([20, 20]), lost=np.array([1, 1]), complete=np.zeros(2, np.bool_),
+        2, kind=WindowKind.TIME, counts=counts, seen=np.array([95, 95]),
+        expected=np.array([100, 100]), lost=np.array([5, 5]), complete=np.zeros(2, np.bool_),
     )  # fmt: skip
     judgement = WindowFinisher(book)(group)[0].judgement
     assert judgement is not None
     assert judgement.red.tolist() == [[_bit("gini"), 0], [_bit("gini")] * 2]
+
+
+def test_layers_of_an_insufficient_window_are_held_against_what_it_saw() -> None:
+    """What little a window saw is told; a layer that lost some of that, too, says nothing."""
+    line = {"gini": metric_lines(red_high=[-1.0] * LAYERS)}
+    book = book_of((0, version_of({line_key(band="0:5", kind="time"): line})))
+    counts = np.zeros((2, LAYERS, EXPERTS), np.uint32)
+    counts[:, 0, : LANE.top_k] = 50
+    counts[0, 1, : LANE.top_k] = 45
+    counts[1, 1, : LANE.top_k] = 44
+    group = group_of(
+        2, kind=WindowKind.TIME, counts=counts, seen=np.array([50, 50]),
+        expected=np.array([100, 100]), lost=np.array([50, 50]), complete=np.zeros(2, np.bool_),
+    )  # fmt: skip
+    judgement = WindowFinisher(book)(group)[0].judgement
+    assert judgement is not None
+    assert judgement.red.tolist() == [[_bit("gini")] * 2, [_bit("gini"), 0]]
 
 
 def test_a_group_may_span_an_activation() -> None:
