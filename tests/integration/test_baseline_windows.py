@@ -9,6 +9,8 @@ from support.sample_store import MIDNIGHT, MIDNIGHT_US, SampleStore
 from moescope.core.errors import InputError, InsufficientDataError
 from moescope.core.thresholds import ThresholdScope
 from moescope.jobs.baselines import Baseline, Span, fired_spans, model_shape, read_windows
+from moescope.jobs.reports.baseline_selection import baseline_windows
+from moescope.jobs.reports.rows import Head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +43,45 @@ def requests(store: SampleStore, baseline: Baseline, *without: Span) -> list[str
     shape = model_shape(cursor, baseline, SCOPE)
     found = read_windows(cursor, baseline, shape, minimum_coverage=0.9, without=without)
     return sorted(request for windows in found for request in windows.request.tolist())
+
+
+def reported(store: SampleStore, baseline: Baseline) -> list[str]:
+    """Requests of the windows that a report takes for those of a baseline."""
+    head = Head(
+        "t-1", *SCOPE, layers=[0], experts=2, top_k=1, baseline="b", baseline_version=1,
+        created_at=None, author="", reason="", status="draft", summary_json="{}",
+    )  # fmt: skip
+    cursor = store.cursor()
+    chosen = baseline_windows(cursor, head, baseline, 0.9)
+    found = cursor.execute(
+        f"SELECT w.request FROM windows w WHERE {chosen.condition}", chosen.parameters
+    )
+    return sorted(request for (request,) in found.fetchall())
+
+
+def test_a_report_speaks_of_the_windows_that_calibration_read(store: SampleStore) -> None:
+    """What would have fired in a baseline is counted where its lines come from."""
+    time: dict[str, object] = {"window_kind": "time", "size": 8_000_000, "stride": 8_000_000}
+    windows: list[dict[str, object]] = [
+        {}, {"node": "n2"}, {"complete": False}, {"coverage": 0.5}, {"coverage": None},
+        {"stride": 4}, time, time | {"complete": False, "coverage": 0.9},
+        time | {"complete": False, "coverage": 0.89}, time | {"coverage": None},
+        {"scene": "", "scenes": ["a", "b"], "scene_tokens": [4, 4]},
+    ]  # fmt: skip
+    for start, values in enumerate(windows):
+        add_window(store, start, **values)
+    second = 1_000_000
+    span = Span(MIDNIGHT_US + second, MIDNIGHT_US + 7 * second)
+    for baseline, read in (
+        (Baseline(name="b"), ["r0", "r1", "r10", "r6", "r7"]),
+        (Baseline(name="b", spans=(span,)), ["r1", "r6"]),
+        (Baseline(name="b", without_spans=(span,)), ["r0", "r10", "r7"]),
+        (Baseline(name="b", scenes=("a",)), ["r0", "r1", "r6", "r7"]),
+        (Baseline(name="b", nodes=("n2",)), ["r1"]),
+        (Baseline(name="b", without_nodes=("n1",)), ["r1"]),
+    ):
+        assert requests(store, baseline) == read
+        assert reported(store, baseline) == read
 
 
 def test_only_whole_disjoint_windows_of_health_are_read(store: SampleStore) -> None:
