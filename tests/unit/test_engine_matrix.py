@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import shutil
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -102,3 +105,64 @@ def test_nothing_verified_is_left_out(page: Page, lost: dict[str, Any]) -> None:
     """A part or an engine that no table has stops the generator."""
     with pytest.raises(ValueError, match="would be in no table"):
         page([lost])
+
+
+@pytest.fixture
+def command(
+    repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., int]:
+    """The script, in a checkout of its own: arguments → exit code."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tests" / "engines").mkdir(parents=True)
+    script = str(tmp_path / "scripts" / "engine_matrix.py")
+    shutil.copy(repository_root / "scripts" / "engine_matrix.py", script)
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        main: Callable[[], int] = runpy.run_path(script)["main"]
+        return main()
+
+    return run
+
+
+def left_by_tests(root: Path, name: str, *whats: str) -> None:
+    """What an environment's tests verified, as they leave it."""
+    file = root / "build" / "engines" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result("transformers 5.6.2", olmoe=whats)), encoding="utf-8")
+
+
+def test_a_test_that_verifies_something_else_is_told(
+    command: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More or less than the page says fails the check, which keeps nothing of it."""
+    left_by_tests(tmp_path, "torch", "ids", "weights")
+    assert command("--check") == 1
+    assert command() == 0
+    assert command("--check") == 0
+    kept = (tmp_path / "tests" / "engines" / "matrix" / "torch.json").read_bytes()
+    for whats, line in (
+        (("ids",), "  olmoe: weights"),
+        (("ids", "weights", "drops"), "  olmoe: drops"),
+    ):
+        left_by_tests(tmp_path, "torch", *whats)
+        capsys.readouterr()
+        assert command("--check") == 1
+        told = capsys.readouterr().out.splitlines()
+        assert told[:2] == ["engines: torch.json is not what tests/engines/matrix has.", line]
+        assert (tmp_path / "tests" / "engines" / "matrix" / "torch.json").read_bytes() == kept
+
+
+def test_the_check_is_of_all_environments_or_those_that_are_named(
+    command: Callable[..., int], tmp_path: Path
+) -> None:
+    """One that left nothing fails a check of all, and no check of another one."""
+    assert command("--check") == 1
+    for name in ("torch", "vllm"):
+        left_by_tests(tmp_path, name, "ids")
+    assert command() == 0
+    (tmp_path / "build" / "engines" / "vllm.json").unlink()
+    assert command("--check") == 1
+    assert command("--check", "torch", "vllm") == 1
+    assert command("--check", "torch") == 0
+    assert command("--check", "vllm") == 1
