@@ -11,7 +11,9 @@ pytest.importorskip("transformers", reason="`make engines` has transformers")
 
 from support.torch_models import Recording, make_model
 
+from moescope.core.batchlog import BatchLogReader
 from moescope.core.errors import InputError
+from moescope.core.wire import decode_batch
 from moescope.producers import attach
 from moescope.producers.torch_probe import RouterAdapter, probe_of, register_family
 from moescope.producers.torch_probe.unrecorded import ERRORS_ALLOWED
@@ -185,9 +187,11 @@ def test_a_paused_recorder_gives_the_reason_that_every_probe_gives(tmp_path: Pat
     (tmp_path / "rings" / "disable").touch()
     with attach(model, recording.recorder) as probe, torch.no_grad(), probe.request("one"):
         model(IDS)
-    labels = recording.recorder.profile.labels
-    assert labels["unseen_reason"] == "recording is switched off"
-    assert recording.recorder.counters().unseen_rows == IDS.numel()
+    assert recording.rows() == []
+    with BatchLogReader(tmp_path / "log", "node") as reader:
+        headers = [decode_batch(record.payload).header for record in reader.read(0).records]
+    told = {each.labels["unseen_reason"]: each.drops.unseen_rows for each in headers}
+    assert told == {"recording is switched off": IDS.numel()}
 
 
 def test_a_lost_probe_is_found_again(tmp_path: Path) -> None:
