@@ -73,8 +73,8 @@ def capturing() -> Iterator[Graph]:
 class Engine:
     """A program that captures a graph of one pass over two requests."""
 
-    def __init__(self, model: Any) -> None:
-        self.ids = torch.tensor(WRONG)
+    def __init__(self, model: Any, ids: list[list[int]] = WRONG) -> None:
+        self.ids = torch.tensor(ids)
         self._model = model
         with torch.no_grad():
             model(self.ids, use_cache=False)  # nobody captures a model that was never warm
@@ -124,6 +124,27 @@ def test_replays_are_recorded_as_what_they_computed(
         assert_routed_as(mine, expected_routing(model, prompt), range(LENGTH))
     verified(subject="torch probe", what="captured graphs, their operators replayed on a CPU")
     not_verified(subject="torch probe", what="CUDA graphs", why="there was no GPU to test on")
+
+
+def test_replayed_decode_steps_do_not_wait_for_each_other(model: Any, recording: Recording) -> None:
+    """The next replay writes into the same buffers: each step is what it computed itself."""
+    said = [[3, 4], [5, 6], [7, 8], [9, 10]]
+    with attach(model, recording.recorder, static_rows=2 * LENGTH) as probe:
+        prompt, step = Engine(model), Engine(model, [[1], [2]])
+        with probe.batch(FACTS):
+            prompt.compute(PROMPTS)
+            probe.after_replay(prompt.ids, torch.ones(2, LENGTH, dtype=torch.long))
+            for columns, tokens in enumerate(said, LENGTH + 1):
+                step.compute([[token] for token in tokens])
+                probe.after_replay(step.ids, torch.ones(2, columns, dtype=torch.long))
+        assert probe.counters.refused_passes == probe.counters.errors == 0
+    rows = recording.rows()
+    for row, name in enumerate(("first", "second")):
+        mine = [each for each in rows if each.request == name][LENGTH:]
+        # Without a cache each step knows nothing but its own token.
+        wanted = [expected_routing(model, [tokens[row]])[0].order for tokens in said]
+        assert [each.position for each in mine] == list(range(LENGTH, LENGTH + len(said)))
+        assert [each.experts for each in mine] == [[set(layer) for layer in one] for one in wanted]
 
 
 def test_what_an_earlier_replay_left_is_not_recorded_again(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.engines
+Module: Any = torch.nn.Module
 TOKENS = [5, 9, 41, 7, 30, 2, 11]
 
 
@@ -245,7 +246,7 @@ def test_threads_compute_on_while_a_probe_comes_and_goes(model: Any, recording: 
     assert wrong == []
 
 
-class Numbered(torch.nn.Module):  # type: ignore[misc] # torch is untyped here
+class Numbered(Module):  # type: ignore[misc] # torch is untyped here
     """A module whose class must not be derived from, and whose attributes must not be set."""
 
     def __init_subclass__(cls) -> None:

@@ -228,3 +228,30 @@ def test_sequences_have_to_be_counted(tmp_path: Path) -> None:
         ):
             raise BatchError("not reached")
     recorder.close()
+
+
+def test_passes_whose_sources_cannot_be_read_are_told(tmp_path: Path) -> None:
+    """What goes wrong before a pass costs its labels, so its rows are unseen, and said to be."""
+
+    class Broken:
+        """No sources."""
+
+        def tolist(self) -> list[str]:
+            """Fail."""
+            raise ValueError("no such sources")
+
+    model = make_model()
+    recorder = make_recorder(model, tmp_path)
+    broken = Broken()
+
+    whole = collate
+
+    def collate_broken(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**whole(samples), "source": broken}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "collate", collate_broken)
+        with RoutingCallback(recorder, run="run", source_column="source") as callback:
+            train(model, tmp_path, callback)
+    assert recorder.counters().unseen_rows == STEPS * MICRO_BATCHES * SEQUENCES * LENGTH
+    assert not [*recorded(recorder, tmp_path)]

@@ -27,7 +27,7 @@ from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
 from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
-from moescope.producers.torch_probe.steps import HELD_SECONDS, HELD_STEPS, is_step
+from moescope.producers.torch_probe.steps import HELD_SECONDS, HELD_STEPS
 from moescope.producers.torch_probe.tower import device_of
 from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
 
@@ -349,7 +349,7 @@ class Probe:
             if inputs.past is None and not running.is_followed_by(inputs):
                 inputs = inputs.with_past()
             elif inputs.cache is not None:  # a pass that fails would keep it
-                inputs = inputs._replace(cache=None)
+                inputs = PassInputs(*inputs[:-1])
             current = CurrentPass(running, inputs, self._hook(0).family, len(self._router_hooks))
             running.latest = current.number = next(self._begun)
             self.of_thread.current = current
@@ -431,7 +431,7 @@ class Probe:
     def _read(self, current: CurrentPass, now: float) -> None:
         """Read a pass's tensors; those of a decode step perhaps later, with the next ones'."""
         running, wanted = current.running, self._wanted_now()
-        is_one_step = is_step(current, wanted)
+        is_one_step = running.held.takes(current, wanted)
         if running.held and not (is_one_step and running.held.are_wanted(wanted)):
             self._read_held(running)  # they come before this one
             self._settle(running)

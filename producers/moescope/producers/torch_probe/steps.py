@@ -7,6 +7,7 @@ each other closely are copied, and read together: as columns of one pass.
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,8 +51,12 @@ class HeldSteps:
     def __init__(self, limit: int) -> None:
         self.pass_ids: list[int] = []
         self.since = self._latest = float("-inf")
+        # An import statement in each step takes ten times as long.
+        self._torch: Any = sys.modules["torch"]
         self._limit = limit
         self._fits = 0
+        self._read_of: Wanted | None = None
+        self._read: frozenset[int] = frozenset()
         self._batch = 0
         self._wanted: Wanted | None = None
         self._weights: tuple[int, ...] = ()
@@ -72,7 +77,7 @@ class HeldSteps:
         """Copy a step's tensors: the caller may write over them, and routers may be loaded anew.
 
         Args:
-            current: The step's pass; see `is_step`.
+            current: The step's pass; see `takes`.
             pass_id: Its number.
             wanted: Columns to record.
             now: Monotonic seconds.
@@ -117,6 +122,36 @@ class HeldSteps:
         is_apart, self._latest = now - self._latest > CLOSE_SECONDS, now
         return is_apart or len(self.pass_ids) >= self._fits or self.is_late(now)
 
+    def takes(self, current: CurrentPass, wanted: Wanted) -> bool:
+        """Whether a pass computed the next token of each request, and can be read later.
+
+        Args:
+            current: A whole pass.
+            wanted: Columns to record.
+        """
+        running, inputs, torch = current.running, current.inputs, self._torch
+        if (
+            inputs.length != 1
+            or not running.is_decoding
+            or running.is_over
+            or current.is_compiled
+            or current.is_fresh is not None
+            or inputs.attention is not None
+            or (wanted.tokens and inputs.tokens is None)
+            or torch.is_grad_enabled()  # what routers returned would keep all of the graph
+            or torch.is_autocast_enabled("cuda")  # logits computed again would be others
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return False
+        if inputs.mask is not None:
+            return running.is_followed_by(inputs)
+        past = inputs.past
+        return (
+            inputs.positions is None
+            and isinstance(past, int)
+            and past == running.columns + len(self.pass_ids)
+        )
+
     def is_late(self, now: float) -> bool:
         """Whether the steps that wait have waited as long as they may."""
         return now - self.since > HELD_SECONDS
@@ -134,8 +169,7 @@ class HeldSteps:
         Raises:
             RefusedPassError: What they were computed with is not there any more.
         """
-        import torch  # noqa: PLC0415 - as above
-
+        torch = self._torch
         wanted, steps = self._wanted, len(self.pass_ids)
         assert wanted is not None  # noqa: S101 - nobody reads nothing
         if self._weights != family.weights_read(modules):
@@ -169,9 +203,7 @@ class HeldSteps:
         return computed
 
     def _where_they_were_computed(self) -> AbstractContextManager[Any]:
-        import torch  # noqa: PLC0415 - as above
-
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        return nullcontext() if self._stream is None else self._torch.cuda.stream(self._stream)
 
     def forget(self) -> tuple[int, int]:
         """Wait for nothing any more; passes, and rows in them, that were forgotten."""
@@ -183,36 +215,3 @@ class HeldSteps:
 
 def _by_layer(part: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     return part if isinstance(part, tuple) else part.unbind(0)
-
-
-def is_step(current: CurrentPass, wanted: Wanted) -> bool:
-    """Whether a pass computed the next token of each request, and can be read later.
-
-    Args:
-        current: A whole pass.
-        wanted: Columns to record.
-    """
-    import torch  # noqa: PLC0415 - as above
-
-    running, inputs = current.running, current.inputs
-    if (
-        inputs.length != 1
-        or not running.is_decoding
-        or running.is_over
-        or current.is_compiled
-        or current.is_fresh is not None
-        or inputs.attention is not None
-        or (wanted.tokens and inputs.tokens is None)
-        or torch.is_grad_enabled()  # what routers returned would keep all of the graph
-        or torch.is_autocast_enabled("cuda")  # logits that are computed again would be others
-        or torch.is_autocast_enabled("cpu")
-    ):
-        return False
-    if inputs.mask is not None:
-        return running.is_followed_by(inputs)
-    past = inputs.past
-    return (
-        inputs.positions is None
-        and isinstance(past, int)
-        and past == running.columns + len(running.held)
-    )
