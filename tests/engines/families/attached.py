@@ -78,6 +78,7 @@ def recorded(
     with BatchLogReader(folder / "log", "node") as reader:
         batches = [decode_batch(record.payload) for record in reader.read(0).records]
     found = [row for batch in batches for row in _rows_of(batch)]
+    assert found, counters
     found.sort(key=lambda row: (requests.index(row[0]), row[1]))
     request, position, phase, *columns = zip(*found, strict=True)
     return (
