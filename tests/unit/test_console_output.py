@@ -100,7 +100,7 @@ def test_errors_say_who_has_to_act(tmp_path: Path) -> None:
     assert str(tmp_path / "missing") in from_system.why
     missing = explained(ModuleNotFoundError("No module named 'duckdb'", name="duckdb"))
     assert isinstance(missing, InputError)
-    assert "moescope[server]" in missing.next_step
+    assert "[server]" in missing.next_step
     assert explained(ModuleNotFoundError("No module named 'nonsense'", name="nonsense")) is None
     assert explained(ZeroDivisionError()) is None
     assert InternalError("x").exit_code == 70

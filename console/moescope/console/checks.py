@@ -65,7 +65,7 @@ def _packages(settings: Settings) -> Iterator[Finding]:  # noqa: ARG001 (one sig
             "packages",
             Outcome.WARNING,
             f"missing for the store and SQL: {', '.join(missing)}",
-            "pip install 'moescope[server]' (an inference node does not need them)",
+            "pip install '.[server]' in a checkout (an inference node does not need them)",
         )
     else:
         yield Finding("packages", Outcome.OK, "the server's packages are installed")

@@ -24,7 +24,7 @@ def explained(error: Exception) -> MoescopeError | None:
         return InputError(
             f"This command needs {error.name}, which is not installed.",
             why="The base install is what an inference node needs, and no more.",
-            next_step="pip install 'moescope[server]'",
+            next_step="In a checkout of moescope: pip install '.[server]'.",
         )
     if type(error).__module__.partition(".")[0] in {"duckdb", "_duckdb"}:
         return DependencyUnreachableError(

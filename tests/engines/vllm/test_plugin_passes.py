@@ -23,6 +23,7 @@ pytest.importorskip("vllm", reason="`make engines` has vLLM")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # vLLM imports what torch has deprecated
     from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+    from vllm.model_executor.layers.fused_moe.router.zero_expert_router import ZeroExpertRouter
     from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
@@ -387,6 +388,9 @@ def test_routing_that_cannot_be_captured_is_refused_by_name() -> None:
     assert "context parallelism" in of(Layer(0, pcp_size=2))
     assert "different numbers" in of(Layer(0), Layer(1, num_logical_experts=4))
     assert "twice" in of(Layer(0), Layer(0))
+    zero = Layer(0)
+    zero.router = ZeroExpertRouter.__new__(ZeroExpertRouter)
+    assert "zero experts" in of(zero)
     unknown = Layer(0)
     unknown.router = SimpleNamespace(select_experts=None)
     assert "unknown router" in of(unknown)

@@ -95,6 +95,8 @@ def _refusal_of(layer: MoeLayer) -> str:
     config = layer.module.moe_config
     if not hasattr(layer.router, "_compute_routing"):
         return f"unknown router {type(layer.router).__name__}"
+    if "ZeroExpert" in type(layer.router).__name__:
+        return "zero experts, which vLLM turns into expert 0"
     method = getattr(layer.module, "_quant_method", None)
     if getattr(method, "is_monolithic", False):
         return "monolithic kernel, which routes by itself"
