@@ -89,10 +89,14 @@ class HeldSteps:
             RefusedPassError: The routers saw other rows than the pass was given.
             TypeError: A router did not return what its family's routers return.
         """
-        import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
-
+        torch = self._torch
         captured, inputs = current.tensors(), current.inputs
-        read = current.family.parts_read(captured[0], scores=wanted.scores, weights=wanted.weights)
+        if self._read_of != wanted:
+            self._read_of = wanted
+            self._read = current.family.parts_read(
+                captured[0], scores=wanted.scores, weights=wanted.weights
+            )
+        read = self._read
         try:
             parts: list[Any] = [
                 torch.stack(tensors) if part in read else tensors
