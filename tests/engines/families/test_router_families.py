@@ -30,6 +30,8 @@ from moescope.core.errors import InputError
 from moescope.core.vocabulary import Phase, RankOrder, ScoreKind
 from moescope.producers.torch_probe import ProbeCounters
 from moescope.producers.torch_probe.families import find_routers, router_shape
+from moescope.producers.torch_probe.families.stacked import StackedPasses
+from moescope.producers.torch_probe.steps import copied_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +84,24 @@ def probed(tower: Any, forward: Callable[[], Any]) -> tuple[Any, Any]:
     assert alone.weights is alone.entropy is alone.margin is None
     if routing.dropped is not None:
         assert torch.equal(alone.dropped, routing.dropped)
+    for scores, weights, wanted in ((True, True, routing), (False, False, alone)):
+        assert_read_together(
+            routers[0].family, modules, tensors, wanted, scores=scores, weights=weights
+        )
     return routing, output
+
+
+def assert_read_together(
+    family: Any, modules: list[Any], captured: list[Any], wanted: Any, *, scores: Any, weights: Any
+) -> None:
+    """Passes that are copied and read together are read as each alone."""
+    asked = {"scores": scores, "weights": weights}
+    parts = copied_parts(captured, family.parts_read(captured[0], **asked))
+    twice = family.interpret(modules * 2, StackedPasses([parts, parts], len(modules)), **asked)
+    for found, each in zip(twice, wanted, strict=True):
+        assert (found is None) == (each is None)
+        if each is not None:
+            torch.testing.assert_close(found, torch.cat([each, each], 1), rtol=1e-6, atol=1e-6)
 
 
 def by_expert(ids: Any, weights: Any, experts: int) -> Any:

@@ -11,6 +11,7 @@ import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from moescope.producers.torch_probe.families.stacked import StackedPasses
 from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError
 from moescope.producers.torch_probe.passes import ComputedPass
 
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     import torch
 
     from moescope.producers.torch_probe.families import RouterFamily
+    from moescope.producers.torch_probe.families.stacked import Parts
     from moescope.producers.torch_probe.passes import CurrentPass, Wanted
     from moescope.producers.torch_probe.requests import RunningBatch
+
+_BY_ROW: Final = 2  # [N, …]
 
 HELD_STEPS: Final = 8
 """Steps that are read together, by default."""
@@ -60,7 +64,7 @@ class HeldSteps:
         self._batch = 0
         self._wanted: Wanted | None = None
         self._weights: tuple[int, ...] = ()
-        self._parts: list[list[torch.Tensor | tuple[torch.Tensor, ...]]] = []
+        self._parts: list[Parts] = []
         self._tokens: list[torch.Tensor] = []
         self._masks: list[torch.Tensor | None] = []
         self._stream: Any = None
@@ -97,17 +101,11 @@ class HeldSteps:
                 captured[0], scores=wanted.scores, weights=wanted.weights
             )
         read = self._read
-        try:
-            parts: list[Any] = [
-                torch.stack(tensors) if part in read else tensors
-                for part, tensors in enumerate(zip(*captured, strict=True))
-            ]
-        except (RuntimeError, ValueError) as error:
-            raise RefusedPassError("routers saw other rows", str(error)) from None
-        copied = [parts[part] for part in read]
-        if copied[0].shape[1] != inputs.batch:
+        parts = copied_parts(captured, read)
+        copied: list[Any] = [parts[part] for part in read]
+        if len(copied[0]) != inputs.batch:
             raise RefusedPassError(
-                "routers saw other rows", f"{copied[0].shape[1]} of a pass over {inputs.batch}"
+                "routers saw other rows", f"{len(copied[0])} of a pass over {inputs.batch}"
             )
         weights = current.family.weights_read(current.modules)
         if not self.pass_ids:
@@ -189,14 +187,9 @@ class HeldSteps:
                 None,
                 None,
             )
-            # One step's layers behind the other's: to a family they are layers.
             routing = family.interpret(
                 [*modules] * steps,
-                [
-                    tensors
-                    for parts in self._parts
-                    for tensors in zip(*map(_by_layer, parts), strict=True)
-                ],
+                StackedPasses(self._parts, len(modules)),
                 scores=wanted.scores,
                 weights=wanted.weights,
             )
@@ -217,5 +210,26 @@ class HeldSteps:
         return passes, self._batch * passes
 
 
-def _by_layer(part: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return part if isinstance(part, tuple) else part.unbind(0)
+def copied_parts(captured: Sequence[tuple[torch.Tensor, ...]], read: frozenset[int]) -> Parts:
+    """Copies of what the routers of one pass returned.
+
+    Args:
+        captured: As `RouterFamily.capture` picked it, by layer.
+        read: The parts that are copied; the others stay as they are.
+
+    Raises:
+        RefusedPassError: The routers saw different rows.
+    """
+    import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+    try:
+        return [
+            torch.stack([_by_row(tensor) for tensor in tensors], dim=1) if part in read else tensors
+            for part, tensors in enumerate(zip(*captured, strict=True))
+        ]
+    except (RuntimeError, ValueError) as error:
+        raise RefusedPassError("routers saw other rows", str(error)) from None
+
+
+def _by_row(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.ndim == _BY_ROW else tensor.flatten(0, -2)

@@ -21,6 +21,7 @@ from moescope.producers.torch_probe.families.settings import (
     GROUPS,
     KEPT_GROUPS,
 )
+from moescope.producers.torch_probe.families.stacked import StackedPasses
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -233,6 +234,8 @@ class BoundFamily:
     def _stacked(self, captured: Sequence[tuple[torch.Tensor, ...]], part: int) -> torch.Tensor:
         import torch  # noqa: PLC0415 - imports without torch
 
+        if isinstance(captured, StackedPasses):
+            return captured.stacked(part)
         parts = [tensors[part] for tensors in captured]
         if self._adapter.flattens or parts[0].ndim > 2:  # noqa: PLR2004 - not [N, …]
             parts = [tensor.flatten(0, -2) for tensor in parts]
