@@ -432,7 +432,7 @@ class Probe:
         """Read a pass's tensors; those of a decode step perhaps later, with the next ones'."""
         running, wanted = current.running, self._wanted_now()
         is_one_step = running.held.takes(current, wanted)
-        if running.held and not (is_one_step and running.held.are_wanted(wanted)):
+        if running.held and not (is_one_step and running.held.go_with(current, wanted)):
             self._read_held(running)  # they come before this one
             self._settle(running)
         if is_one_step:

@@ -73,9 +73,16 @@ class HeldSteps:
         """How many wait."""
         return len(self.pass_ids)
 
-    def are_wanted(self, wanted: Wanted) -> bool:
-        """Whether the steps that wait want the same columns."""
-        return self._wanted is None or self._wanted == wanted
+    def go_with(self, current: CurrentPass, wanted: Wanted) -> bool:
+        """Whether the steps that wait can be read together with this one.
+
+        Args:
+            current: A step's pass; see `takes`.
+            wanted: Columns to record.
+        """
+        return self._wanted == wanted and self._weights == current.family.weights_read(
+            current.modules
+        )
 
     def add(self, current: CurrentPass, pass_id: int, wanted: Wanted, now: float) -> bool:
         """Copy a step's tensors: the caller may write over them, and routers may be loaded anew.
@@ -175,6 +182,7 @@ class HeldSteps:
         wanted, steps = self._wanted, len(self.pass_ids)
         assert wanted is not None  # noqa: S101 - nobody reads nothing
         if self._weights != family.weights_read(modules):
+            self._fits = 1  # who changes them once changes them again: the next steps do not wait
             raise RefusedPassError("routers' weights changed while decode steps waited")
         with self._where_they_were_computed():
             masks = [mask for mask in self._masks if mask is not None]
