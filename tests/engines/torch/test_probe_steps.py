@@ -174,7 +174,7 @@ def begun(model: Any) -> Any:
 
 def test_steps_wait_until_there_are_enough(model: Any, recording: Recording) -> None:
     """Eight are recorded together; the rest when the block ends."""
-    with attach(model, recording.recorder) as probe, torch.no_grad():
+    with attach(model, recording.recorder, held_steps=8) as probe, torch.no_grad():
         probe._clock = lambda: 0.0
         with probe.request("one"):
             cache = begun(model)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BY_ROW: Final = 2  # [N, …]
 
-HELD_STEPS: Final = 8
+HELD_STEPS: Final = 16
 """Steps that are read together, by default."""
 
 HELD_SECONDS: Final = 0.25
