@@ -3,10 +3,10 @@
     .engines/torch/bin/python -m benchmarks.probe_overhead [--pairs 40] [--write] [--json FILE]
 
 Each pair has a block of decode steps with the probe beside one without, in random order; A/A pairs
-have two without. The probe reads sixteen steps at a time: so a block's figure is the median, over its
-groups of sixteen steps that follow each other, of a group's mean. The CPU time that the probe takes
-before and after a pass, without what watching the routers costs, is taken by the thread's clock in
-blocks of their own.
+have two without. The probe reads up to sixteen steps at a time: so a block's figure is the median,
+over its groups of sixteen steps that follow each other, of a group's mean. The CPU time that the
+probe takes before and after a pass, without what watching the routers costs, is taken by the
+thread's clock in blocks of their own.
 
 `--write` puts the table into docs/explanation/torch-probe.md.
 """

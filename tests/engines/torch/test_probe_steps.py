@@ -275,7 +275,7 @@ def test_steps_that_cannot_be_read_are_all_counted(
     model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error costs the steps that waited: each row of them is told as unseen."""
-    with attach(model, recording.recorder) as probe, torch.no_grad():
+    with attach(model, recording.recorder, held_steps=8) as probe, torch.no_grad():
         probe._clock = lambda: 0.0
         with probe.request("one"):
             cache = begun(model)

@@ -255,12 +255,15 @@ class Probe:
                     running.lock.release()
 
     def read_late(self) -> bool:
-        """Record steps that have waited as long as they may; whether others wait still."""
+        """Record the steps of generations that pause; whether others wait still.
+
+        Beside a model that computes, another thread's work costs it turns of the interpreter.
+        """
         others = False
         for running in self._openings:
             if not running.held:
                 continue
-            if not running.held.is_late(self._clock()) or not running.lock.acquire(blocking=False):
+            if not running.held.are_left(self._clock()) or not running.lock.acquire(blocking=False):
                 others = True
                 continue
             try:

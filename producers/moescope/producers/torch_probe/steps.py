@@ -165,6 +165,10 @@ class HeldSteps:
         """Whether the steps that wait have waited as long as they may."""
         return now - self.since > HELD_SECONDS
 
+    def are_left(self, now: float) -> bool:
+        """Whether no further step has come for as long as steps wait: a generation that pauses."""
+        return bool(self.pass_ids) and now - self._latest > HELD_SECONDS
+
     def read(
         self, running: RunningBatch, family: RouterFamily, modules: Sequence[torch.nn.Module]
     ) -> ComputedPass:
