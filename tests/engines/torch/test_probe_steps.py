@@ -28,9 +28,9 @@ from moescope.core.batchlog import BatchLogReader
 from moescope.core.quantise import entropies_of, margins_of, weights_of
 from moescope.core.vocabulary import Phase, RowFlag
 from moescope.core.wire import decode_batch
-from moescope.producers import attach
+from moescope.producers import Recorder, attach
 from moescope.producers.agent import Agent
-from moescope.producers.torch_probe import RequestFacts
+from moescope.producers.torch_probe import RequestFacts, router_shape
 from moescope.producers.torch_probe import steps as held_steps
 from moescope.producers.torch_probe.late import LateSteps
 
@@ -488,3 +488,45 @@ def test_a_pass_that_fails_keeps_no_cache(model: Any, recording: Recording) -> N
         del cache
         gc.collect()
         assert keys() is None
+
+
+def test_weights_that_change_amid_steps_move_no_row(tmp_path: Path) -> None:
+    """Steps that were computed with the old bias are refused; what follows is where it belongs."""
+    torch.manual_seed(0)
+    config = transformers.DeepseekV3Config(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, moe_intermediate_size=8,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, n_routed_experts=EXPERTS,
+        num_experts_per_tok=3, n_group=1, topk_group=1, first_k_dense_replace=0, q_lora_rank=None,
+        kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8, pad_token_id=0,
+        eos_token_id=None, n_shared_experts=1,
+    )  # fmt: skip
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    shape = router_shape(model)
+    recorder = Recorder(
+        model="tiny", revision="r1", layers=shape.layers, experts=shape.experts, top_k=shape.top_k,
+        directory=tmp_path / "other", node="node", ring_bytes=1 << 20, rank_order=shape.rank_order,
+        score_kind=shape.score_kind,
+    )  # fmt: skip
+    with attach(model, recorder) as probe, torch.no_grad():
+        probe._clock = lambda: 0.0
+        with probe.request("one"):
+            cache = begun(model)
+            decode(model, 5, cache, 3)
+            for layer in model.model.layers:
+                layer.mlp.gate.e_score_correction_bias.add_(torch.linspace(-3, 3, EXPERTS))
+            decode(model, 3, cache, 8)
+        assert (probe.counters.errors, probe.counters.refused_passes) == (0, 5)
+    assert recorder.counters().unseen_rows == 5
+    recorder.close()
+    with Agent(tmp_path / "other", tmp_path / "log") as agent:
+        agent.drain()
+    with BatchLogReader(tmp_path / "log", "node") as reader:
+        batches: list[Any] = [decode_batch(record.payload) for record in reader.read(0).records]
+    positions = sorted(
+        int(position)
+        for batch in batches
+        if batch.tokens is not None
+        for position, flags in zip(batch.tokens.position, batch.tokens.flags, strict=True)
+        if not flags & RowFlag.CONTEXT
+    )
+    assert positions == [0, 1, 2, 3, 9, 10]

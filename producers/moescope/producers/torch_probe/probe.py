@@ -438,6 +438,12 @@ class Probe:
         if running.held and not (is_one_step and running.held.go_with(current, wanted)):
             self._read_held(running)  # they come before this one
             self._settle(running)
+            is_one_step = running.held.takes(current, wanted)
+        follows = current.inputs.past is not None or running.is_followed_by(current.inputs)
+        if (
+            not is_one_step and not follows
+        ):  # when it began, it did: where its rows are is not known
+            raise RefusedPassError("steps before it could not be read")
         if is_one_step:
             if running.held.add(current, next(self._pass_ids), wanted, now):
                 self._read_held(running)
