@@ -10,7 +10,7 @@ import duckdb
 import pytest
 from kafka import TopicPartition
 from support.drained_deltas import apply_deltas
-from support.fleet_processes import wait_for
+from support.fleet_processes import FleetError, wait_for
 from support.processor_fleet import emitted_to
 from support.routed_topic import (
     make_streams,
@@ -330,17 +330,24 @@ def test_restarted_broker_changes_nothing(
         {0: streams[0][part]} for part in (slice(40), slice(40, -1), slice(-1, None))
     )
     ends = {f"{topic_name(settings, Topic.ROUTING)}-{n}": len(each) for n, each in streams.items()}
-    said: list[str] = []
     alone, metrics = tmp_path / "alone.duckdb", SelfMetrics()
+    reached: list[tuple[dict[str, int], dict[str, int]]] = []
+
+    def are_both_at_the_end() -> bool:
+        embedded = {name: each.emitted_to for name, each in store.load_progress().items()}
+        committed = _committed(settings)
+        reached.append((embedded, committed))
+        return embedded == ends == committed
+
     with (
-        KafkaSource(settings, metrics, SystemClock(), log=said.append) as source,
+        KafkaSource(settings, metrics, SystemClock(), log=print) as source,
         open_store(alone) as store,
         joined_group(
             settings,
             WindowFinisher(),
             metrics=SelfMetrics(),
             clock=SystemClock(),
-            log=said.append,
+            log=print,
             config=CONFIG,
         ) as member,
         running(Pipeline(source, store, WindowFinisher(), CONFIG, commit_records=8)),
@@ -354,14 +361,11 @@ def test_restarted_broker_changes_nothing(
         # What the last record closes is held back while nobody has told of the other partition.
         wait_for("both ends to be told of", lambda: not source.unread(()), PATIENCE_S)
         send(settings, last)
-        wait_for(
-            "both to come to the end",
-            lambda: (
-                {name: each.emitted_to for name, each in store.load_progress().items()} == ends
-                and _committed(settings) == ends
-            ),
-            PATIENCE_S,
-        )
+        try:
+            wait_for("both to come to the end", are_both_at_the_end, PATIENCE_S)
+        except FleetError as error:
+            error.add_note(f"embedded, group: {reached[-1]} of {ends}")
+            raise
     apply_deltas(settings, tmp_path / "group.duckdb")
     embedded = tables(roll_up_embedded(tmp_path, settings, streams))
     assert tables(alone) == embedded

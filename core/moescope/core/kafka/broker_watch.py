@@ -18,12 +18,14 @@ class BrokerWatch:
 
     Attributes:
         trouble: Why nothing comes at present, and what to do about it; empty: all is well.
+        returns: How many times the broker went away and came back.
     """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self.is_away = False
         self.trouble = ""
+        self.returns = 0
 
     def lost(self, error: MoescopeError) -> None:
         """Nobody answers, or a topic is not there."""
@@ -38,4 +40,5 @@ class BrokerWatch:
         self.trouble = ""
         if self.is_away:
             self.is_away = False
+            self.returns += 1
             self._log("Kafka answers again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -62,22 +63,34 @@ class TransactionalStore:
         self._sender = f"{self._transactional_id}/{uuid4().hex}"
         self._number = 0
         self._producer: Any = None
+        self._committing = threading.Lock()
 
     def load_progress(self) -> dict[str, PartitionProgress]:
         """None: it is loaded for each partition that is given."""
         return {}
 
-    def settle(self) -> bool:
+    def settle(self, *, again: bool = False) -> bool:
         """Be ready to commit, with every earlier transaction of this name ended.
 
+        Args:
+            again: End them also where our own commits seem to have ended: a broker that restarts
+                may lose the end of one that it has acknowledged.
+
         Returns:
-            Whether it is so; False while no broker answers.
+            Whether it is so; False while no broker answers, or a commit is under way.
 
         Raises:
             BrokerRefusedError: Who we are is not accepted.
         """
         if self._producer is not None:
-            return True
+            if not again:
+                return True
+            if not self._committing.acquire(blocking=False):
+                return False
+            try:
+                self._abandon()
+            finally:
+                self._committing.release()
         try:
             self._end_what_is_open()
             self._producer = self._joined()
@@ -152,10 +165,14 @@ class TransactionalStore:
         if claim is None or claim.generation_id < 0:
             # Without a generation the broker would not check whose partitions they are.
             raise self._refused("The group has dropped this processor.")
-        if self._producer is None:
+        with self._committing:
+            self._commit(emission, claim)
+
+    def _commit(self, emission: Emission, claim: Any) -> None:  # noqa: ANN401 (untyped library)
+        producer = self._producer
+        if producer is None:
             raise self._refused("The transaction before was left unfinished.")
         self._number += 1
-        producer = self._producer
         try:
             within(self._seconds, lambda: self._transact(producer, emission, claim))
         except TimeoutError as error:

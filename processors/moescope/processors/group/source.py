@@ -20,6 +20,7 @@ from moescope.core.kafka.places import partition_name, partition_number
 from moescope.processors.group.bounded import end_consumer
 from moescope.processors.group.members import Rebalances
 from moescope.processors.group.offset_note import read_note
+from moescope.processors.group.settling import Settling
 from moescope.processors.resuming import Resumed
 from moescope.processors.sources.topic_reader import (
     CONSUMER_OPTIONS,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from moescope.core.settings import Settings
     from moescope.processors.group.fences import Fences
     from moescope.processors.group.members import Change
+    from moescope.processors.group.settling import Settle
     from moescope.processors.group.states import StateReader
     from moescope.processors.sources.protocol import Poll
 
@@ -53,7 +55,7 @@ class GroupSource:
 
     Args:
         settings: Name the brokers, the topics, the group and the instance.
-        settle: Ends what earlier commits left unfinished; False: not possible yet.
+        settle: Ends what earlier commits left unfinished (`TransactionalStore.settle`).
         states: Finds the states of partitions.
         fences: Whether to join again where somebody else has our name.
         metrics: Told of partitions, lag, gaps and buffers.
@@ -66,7 +68,7 @@ class GroupSource:
     def __init__(
         self,
         settings: Settings,
-        settle: Callable[[], bool],
+        settle: Settle,
         states: StateReader,
         fences: Fences,
         *,
@@ -77,7 +79,7 @@ class GroupSource:
         patient: bool = True,
     ) -> None:
         self._settings = settings
-        self._settle = settle
+        self._settling = Settling(settle, clock, watch, settings["kafka.transaction_timeout"])
         self._states = states
         self._fences = fences
         self._metrics = metrics
@@ -111,6 +113,7 @@ class GroupSource:
             self._join()
             self._require_heartbeats()
             self._reader.pump()
+            self._settle_again()
             self._load()
             if not self._reader.numbers:
                 self._reader.look_for_topic()
@@ -141,6 +144,7 @@ class GroupSource:
                 self._reader.give(change.numbers)
             else:
                 gone |= change.numbers
+                self._settling.note_taken()
                 self._reader.take_away(change.numbers)
                 for number in change.numbers:
                     self._resumed.pop(number, None)
@@ -326,10 +330,17 @@ class GroupSource:
             return
         with self._reader.asking("asking for the last commit"), suppress(KafkaTimeoutError):
             # Time runs out while a transaction of the processor before is not finished yet.
-            if self._settle():
+            if self._settling.is_done():
                 for number in waiting:
                     self._resumed[number] = self._last_commit(number)
         self._load_at = self._clock.monotonic()
+        self._settling.note_asked(is_told=all(number in self._resumed for number in waiting))
+
+    def _settle_again(self) -> None:
+        # Who is no member may have been replaced by one of the same name, whose commits are good.
+        if self._member and self._settling.is_due():
+            with self._reader.asking("ending what commits left"):
+                self._settling.end()
 
     def _last_commit(self, number: int) -> Resumed:
         place = TopicPartition(self._topic, number)
