@@ -236,12 +236,15 @@ def copied_parts(captured: Sequence[tuple[torch.Tensor, ...]], read: frozenset[i
 
     try:
         return [
-            torch.stack([_by_row(tensor) for tensor in tensors], dim=1) if part in read else tensors
+            torch.stack(_by_row(tensors), dim=1) if part in read else tensors
             for part, tensors in enumerate(zip(*captured, strict=True))
         ]
     except (RuntimeError, ValueError) as error:
         raise RefusedPassError("routers saw other rows", str(error)) from None
 
 
-def _by_row(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.ndim == _BY_ROW else tensor.flatten(0, -2)
+def _by_row(tensors: tuple[torch.Tensor, ...]) -> Sequence[torch.Tensor]:
+    # Only tensors of one shape can be stacked: the first one tells, for this runs in each step.
+    if tensors[0].ndim == _BY_ROW:
+        return tensors
+    return [tensor.flatten(0, -2) for tensor in tensors]
