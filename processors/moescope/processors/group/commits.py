@@ -82,15 +82,18 @@ class TransactionalStore:
         Raises:
             BrokerRefusedError: Who we are is not accepted.
         """
-        if self._producer is not None:
-            if not again:
-                return True
-            if not self._committing.acquire(blocking=False):
-                return False
-            try:
-                self._abandon()
-            finally:
-                self._committing.release()
+        if self._producer is not None and not again:
+            return True
+        # A commit that comes meanwhile waits, and is made by the new producer.
+        if not self._committing.acquire(blocking=False):
+            return False
+        try:
+            self._abandon()
+            return self._begin_anew()
+        finally:
+            self._committing.release()
+
+    def _begin_anew(self) -> bool:
         try:
             self._end_what_is_open()
             self._producer = self._joined()
