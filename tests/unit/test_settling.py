@@ -84,3 +84,18 @@ def test_places_that_nobody_tells_for_longer_than_a_transaction_are_held_by_us()
     commits.clock.sleep(TRANSACTION_S)
     commits.settling.note_asked(is_told=False)
     assert commits.go_on() == 1
+
+
+def test_a_try_that_takes_long_is_followed_by_a_pause() -> None:
+    """What fails after more than a second is not tried again in the same moment."""
+    commits = Commits()
+    commits.is_possible = False
+    plain = commits.settle
+
+    def settle_slowly(*, again: bool = False) -> bool:
+        commits.clock.sleep(3 * RETRY_SECONDS)
+        return plain(again=again)
+
+    commits.settling = Settling(settle_slowly, commits.clock, commits.watch, TRANSACTION_S)
+    commits.settling.note_taken()
+    assert commits.go_on() == commits.go_on() == 1

@@ -72,6 +72,8 @@ class Settling:
         return self._may_be_open and is_time and not self._watch.is_away
 
     def end(self) -> None:
-        """End it; at most once a second."""
-        self._tried_at = self._clock.monotonic()
-        self._may_be_open = not self._settle(again=True)
+        """End it; the next try is a second away."""
+        try:
+            self._may_be_open = not self._settle(again=True)
+        finally:
+            self._tried_at = self._clock.monotonic()

@@ -144,7 +144,8 @@ class GroupSource:
                 self._reader.give(change.numbers)
             else:
                 gone |= change.numbers
-                self._settling.note_taken()
+                if change.numbers:
+                    self._settling.note_taken()
                 self._reader.take_away(change.numbers)
                 for number in change.numbers:
                     self._resumed.pop(number, None)
@@ -326,7 +327,10 @@ class GroupSource:
         """Find out where partitions that were given to us were left."""
         waiting = [number for number in self._reader.numbers if number not in self._resumed]
         now = self._clock.monotonic()
-        if not waiting or now - self._load_at < LOAD_AGAIN_SECONDS:
+        if not waiting:
+            self._settling.note_asked(is_told=True)
+            return
+        if now - self._load_at < LOAD_AGAIN_SECONDS:
             return
         with self._reader.asking("asking for the last commit"), suppress(KafkaTimeoutError):
             # Time runs out while a transaction of the processor before is not finished yet.
@@ -337,8 +341,10 @@ class GroupSource:
         self._settling.note_asked(is_told=all(number in self._resumed for number in waiting))
 
     def _settle_again(self) -> None:
-        # Who is no member may have been replaced by one of the same name, whose commits are good.
-        if self._member and self._settling.is_due():
+        # Who is no member, or sends no heartbeats any more, may have been replaced by one of the
+        # same name: what that one commits is good.
+        is_ours = self._member and self._silent_since is None
+        if is_ours and self._settling.is_due():
             with self._reader.asking("ending what commits left"):
                 self._settling.end()
 
