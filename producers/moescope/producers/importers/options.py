@@ -75,9 +75,12 @@ def integer(lowest: int, highest: int) -> Callable[[str], int]:
     """Parser of an integer within bounds."""
 
     def parse(text: str) -> int:
-        value = int(text)
+        message = f"It has to be a whole number, {lowest} to {highest}."
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError(message) from None
         if not lowest <= value <= highest:
-            message = f"It has to be {lowest} to {highest}."
             raise ValueError(message)
         return value
 
