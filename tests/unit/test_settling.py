@@ -99,3 +99,23 @@ def test_a_try_that_takes_long_is_followed_by_a_pause() -> None:
     commits.settling = Settling(settle_slowly, commits.clock, commits.watch, TRANSACTION_S)
     commits.settling.note_taken()
     assert commits.go_on() == commits.go_on() == 1
+
+
+def test_a_wait_that_is_over_is_not_added_to_the_next_one() -> None:
+    """Places that were told meanwhile are held by nobody."""
+    commits = Commits()
+    commits.settling.note_asked(is_told=False)
+    commits.settling.note_asked(is_told=True)
+    commits.clock.sleep(2 * TRANSACTION_S)
+    commits.settling.note_asked(is_told=False)
+    assert commits.go_on() == 0
+
+
+def test_nothing_is_ended_while_no_broker_answers() -> None:
+    """What was taken from us meanwhile is ended when one does."""
+    commits = Commits()
+    commits.lose_broker()
+    commits.settling.note_taken()
+    assert commits.go_on() == 0
+    commits.watch.found()
+    assert commits.go_on() == 1

@@ -419,8 +419,9 @@ class Recorder:
         """Have a probe's rows that wait recorded before what they were computed under changes.
 
         Args:
-            flush: Called at the beginning of `set_fidelity`, `set_placement` and `close`; a bound
-                method, whose object is not kept alive.
+            flush: Called at the beginning of `set_fidelity`, `set_placement` and `close`, and
+                before a budget changes the fidelity; a bound method, whose object is not kept
+                alive.
         """
         self._flushes = [kept for kept in self._flushes if kept() is not None]
         self._flushes.append(weakref.WeakMethod(flush))
@@ -540,6 +541,7 @@ class Recorder:
     def _follow(self, rung: Rung) -> None:
         budget = self._pausing.budget
         reason = BUDGET_REASON if budget is not None and budget.is_reduced else ""
+        self._flush()
         self._terms.set_fidelity(rung.fidelity, rung.sampling_ratio, reason)
 
     def _note_failure(self, error: Exception) -> None:

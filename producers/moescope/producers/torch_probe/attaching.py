@@ -56,7 +56,7 @@ def attach(
         static_rows: The most rows of a pass that the program captures into a CUDA graph of its own;
             needed for `Probe.after_replay`.
         held_steps: The most decode steps of a batch that wait to be recorded together, for up to
-            half a second; 1 records each at once, at a higher cost.
+            three quarters of a second; 1 records each at once, at a higher cost.
 
     Raises:
         InputError: The model's routers are not known, it has a probe already, the recorder is for

@@ -433,7 +433,7 @@ class Probe:
 
     def _read(self, current: CurrentPass, now: float) -> None:
         """Read a pass's tensors; those of a decode step perhaps later, with the next ones'."""
-        running, wanted = current.running, self._wanted_now()
+        running, wanted = current.running, self._wanted_now(current.running)
         is_one_step = running.held.takes(current, wanted)
         if running.held and not (is_one_step and running.held.go_with(current, wanted)):
             self._read_held(running)  # they come before this one
@@ -482,8 +482,10 @@ class Probe:
             raise RefusedPassError("the model was unloaded amid a request")
         return hook
 
-    def _wanted_now(self) -> Wanted:
+    def _wanted_now(self, running: RunningBatch) -> Wanted:
         wanted = self._wanted
+        if running.end_tokens is not None and not wanted.tokens:
+            wanted = wanted._replace(tokens=True)
         if self._sink.fidelity is Fidelity.COUNTS:  # of scores and weights nothing is shipped
             return Wanted(weights=False, scores=False, tokens=wanted.tokens)
         return wanted

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
+from moescope.producers.recording.forks import watch_forks
 from moescope.producers.torch_probe.inputs import RefusedPassError
 from moescope.producers.torch_probe.steps import HeldSteps
 
@@ -168,6 +169,11 @@ class RunningBatch:
         self._is_decoding = False
         self._some_rows = b""
         self._some_ids: list[str] = []
+        watch_forks(self)
+
+    def become_child(self) -> None:
+        """In a forked child no other thread is there that would release the lock."""
+        self.lock = threading.RLock()
 
     def miss_pass(self) -> None:
         """A pass went by that is not recorded: whose prompts it held is not known later."""

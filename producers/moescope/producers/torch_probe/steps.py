@@ -80,8 +80,11 @@ class HeldSteps:
             current: A step's pass; see `takes`.
             wanted: Columns to record.
         """
-        return self._wanted == wanted and self._weights == current.family.weights_read(
-            current.modules
+        has_mask, had_mask = current.inputs.mask is not None, self._masks[-1] is not None
+        return (
+            self._wanted == wanted
+            and has_mask == had_mask  # ones without a mask are no padding of those with one
+            and self._weights == current.family.weights_read(current.modules)
         )
 
     def add(self, current: CurrentPass, pass_id: int, wanted: Wanted, now: float) -> bool:

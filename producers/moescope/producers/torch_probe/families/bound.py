@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from moescope.core.errors import InputError
 from moescope.core.vocabulary import RankOrder
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.families.forms import Form
     from moescope.producers.torch_probe.families.scoring import Scored
     from moescope.producers.torch_probe.families.settings import Places
+
+_LOOKED_AT: Final = 512
+"""Numbers of a tensor that tell whether it was changed: all of a bias, some of a matrix."""
 
 
 class BoundFamily:
@@ -299,10 +302,20 @@ class BoundFamily:
         return self._adapter.weighting(logits, scored.scores, places, self._first)
 
 
-def _state_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor lies, and how often it was written; tensors of inference mode do not count."""
+def _state_of(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Where a tensor lies, how often it was written, and some of what it holds.
+
+    Tensors of inference mode do not count how often they are written, and writing to `data` or a
+    view of NumPy's is not counted. What is on a device is not looked at: the device would be
+    waited for.
+    """
     version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
-    return tensor.data_ptr(), version
+    content = 0
+    if tensor.is_cpu:
+        flat = tensor.detach().flatten()
+        some = flat[:: max(1, len(flat) // _LOOKED_AT)]
+        content = hash(some.float().numpy().tobytes())
+    return tensor.data_ptr(), version, content
 
 
 def _limit_of(adapter: RouterAdapter, places: Places) -> GroupLimit | None:
