@@ -125,14 +125,22 @@ def part(streams: Streams, number: int) -> Streams:
 
 
 def wait_until_processed(
-    settings: Settings, streams: Streams, parts: int, among: Collection[int] = (0, 1, 2)
+    settings: Settings, streams: Streams, parts: int, among: Collection[int] | None = None
 ) -> None:
-    """Wait until the group has committed so many parts of these partitions."""
-    ends = {number: cuts(streams[number])[parts] for number in streams if number in among}
+    """Wait until the group has committed so many parts of all partitions, or of some."""
+    chosen = range(settings["kafka.partitions"]) if among is None else among
+    ends = {number: cuts(streams[number])[parts] for number in streams if number in chosen}
     with closing(open_admin(settings)) as admin:
         wait_for(
             f"commits up to {ends}",
-            lambda: ends.items() <= emitted_to(settings, admin).items(),
+            lambda: (
+                ends
+                == {
+                    number: end
+                    for number, end in emitted_to(settings, admin).items()
+                    if number in chosen
+                }
+            ),
             PATIENCE_S,
         )
 

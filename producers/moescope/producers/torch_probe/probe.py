@@ -440,9 +440,8 @@ class Probe:
             self._settle(running)
             is_one_step = running.held.takes(current, wanted)
         follows = current.inputs.past is not None or running.is_followed_by(current.inputs)
-        if (
-            not is_one_step and not follows
-        ):  # when it began, it did: where its rows are is not known
+        # It did when it began: where its rows are is not known now.
+        if not is_one_step and not follows:
             raise RefusedPassError("steps before it could not be read")
         if is_one_step:
             if running.held.add(current, next(self._pass_ids), wanted, now):
