@@ -89,6 +89,27 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     assert printed.err == "working …\n"
 
 
+@pytest.mark.parametrize("may_idle", [False, True])
+def test_only_work_that_may_idle_is_quiet_where_nothing_was_done(
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    may_idle: bool,
+) -> None:
+    """A service without work fills no log; a long file, which counts as none yet, shows signs."""
+    monkeypatch.setattr("moescope.console.progress.LINE_SECONDS", 0.0)
+    with caplog.at_level("DEBUG"), progress("working", may_idle=may_idle) as report:
+        for number, done in enumerate([0, 0, 7, 7, 9]):
+            report(done, f"beat {number}")
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"working beat {number}" for number in ([2, 4] if may_idle else range(5))
+    ]
+    assert [each.getMessage() for each in caplog.records] == [
+        f"working beat {number}: idle" for number in ([0, 1, 3] if may_idle else [])
+    ]
+
+
 def test_errors_say_who_has_to_act(tmp_path: Path) -> None:
     """Wrong input, an unwilling machine and a missing package differ from faults of moescope."""
     own = InputError("no")

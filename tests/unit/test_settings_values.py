@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from moescope.core.errors import SettingsError
+from moescope.core.errors import SettingsError, SeveralSettingsError
 from moescope.core.settings import SETTING_BY_NAME, SETTINGS, Setting, load_settings
 
 if TYPE_CHECKING:
@@ -143,6 +143,19 @@ def test_a_wrong_file_is_refused(text: str, says: str, tmp_path: Path) -> None:
     assert caught.value.next_step
 
 
+def test_all_wrong_settings_are_told_at_once(tmp_path: Path) -> None:
+    """A second slip does not wait behind the first, nor does one in the file behind a variable."""
+    path = tmp_path / "moescope.toml"
+    path.write_text("[sql]\ntimeuot = 5\n")
+    with pytest.raises(SeveralSettingsError) as caught:
+        load_settings(path, {"MOESCOPE_SQL_TIMEOUT": "5%", "MOESCOPE_SCOPES_LIMIT": "few"})
+    assert len(caught.value.errors) == 3
+    for part in ("sql.timeuot", "sql.timeout cannot be '5%'", "scopes.limit cannot be 'few'"):
+        assert part in caught.value.what
+    assert "a number such as" in caught.value.why
+    assert "a whole number from 1 to 10000" in caught.value.why
+
+
 def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     """A wrong path and a binary file are told apart from wrong settings."""
     with pytest.raises(SettingsError, match="cannot be read"):
@@ -150,3 +163,26 @@ def test_a_file_that_is_missing_or_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(SettingsError, match="not valid TOML"):
         load_settings(tmp_path / "binary.toml", environment={})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a = " + "[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ("a = " + "{a=" * 5_000 + "1" + "}" * 5_000, "nested too deeply"),
+        ("[sql]\ntimeout" + ".a" * 2_000 + " = 1", "sql.timeout cannot be so deep"),
+        ("[sql]\ntimeout = [" + "1," * 100_000 + "]", "sql.timeout cannot be [1, 1,"),
+    ],
+    ids=["lists", "tables", "dotted", "long"],
+)
+def test_a_file_of_any_depth_and_length_is_refused_in_few_words(
+    text: str, says: str, tmp_path: Path
+) -> None:
+    """Neither is a fault of moescope, nor does it fill somebody's terminal."""
+    path = tmp_path / "moescope.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        load_settings(path, environment={})
+    assert says in caught.value.what
+    assert caught.value.exit_code == 2
+    assert len(str(caught.value)) < 1_000

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 class MoescopeError(Exception):
@@ -41,6 +44,11 @@ class MoescopeError(Exception):
         return _rebuild, (type(self), self.what, self.why, self.next_step)
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line: for a log, which has no place for several."""
+    return " ".join(str(error).splitlines())
+
+
 def _rebuild(kind: type[MoescopeError], what: str, why: str, next_step: str) -> MoescopeError:
     return kind(what, why=why, next_step=next_step)
 
@@ -53,6 +61,54 @@ class InputError(MoescopeError):
 
 class SettingsError(InputError):
     """A setting has an unknown name or a value outside of what it accepts."""
+
+
+class SeveralSettingsError(SettingsError):
+    """Several settings are refused at once, so that all can be mended at once.
+
+    Args:
+        errors: What is wrong with each.
+
+    Attributes:
+        errors: Likewise; none of them is of this class.
+    """
+
+    def __init__(self, errors: Sequence[MoescopeError]) -> None:
+        self.errors = errors
+        super().__init__(
+            f"{len(errors)} settings are refused: {_numbered([each.what for each in errors])}",
+            why=_numbered([each.why for each in errors]),
+            next_step=_numbered([each.next_step for each in errors]),
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Its parts."""
+        return type(self), (self.errors,)
+
+
+def refuse(errors: Iterable[MoescopeError]) -> None:
+    """Raise what was found, if anything was.
+
+    Raises:
+        MoescopeError: The error, where it is one.
+        SeveralSettingsError: All of them, where they are several.
+    """
+    found = [
+        part
+        for error in errors
+        for part in (error.errors if isinstance(error, SeveralSettingsError) else (error,))
+    ]
+    if len(found) > 1:
+        raise SeveralSettingsError(found)
+    if found:
+        raise found[0]
+
+
+def _numbered(texts: Sequence[str]) -> str:
+    """All of them, with the number of each; once, where all are the same."""
+    if len(set(texts)) == 1:
+        return texts[0]
+    return " ".join(f"({number}) {text}" for number, text in enumerate(texts, 1) if text)
 
 
 class DependencyUnreachableError(MoescopeError):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.broker_addresses import broker_addresses
-from moescope.core.errors import SettingsError
+from moescope.core.errors import SettingsError, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,9 +72,13 @@ def _integer(low: int, high: int = 2**62) -> Callable[[object], int]:
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError("expected a whole number")
-        number = int(value)
+        wanted = f"expected a whole number from {low} to {high}"
+        try:
+            number = int(value)
+        except ValueError as error:
+            raise ValueError(wanted) from error
         if not low <= number <= high:
-            raise ValueError(f"expected a whole number from {low} to {high}")
+            raise ValueError(wanted)
         return number
 
     return parse
@@ -84,7 +88,10 @@ def _number(low: float, high: float) -> Callable[[object], float]:
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise ValueError("expected a number")
-        number = float(value)
+        try:
+            number = float(value)
+        except ValueError as error:
+            raise ValueError(f"{error}: expected a number such as {high:g}") from error
         if not low <= number <= high:
             raise ValueError(f"expected a number from {low} to {high}")
         return number
@@ -103,6 +110,7 @@ def _choice(*choices: str) -> Callable[[object], str]:
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _LONGEST_NAME = 200
+_LONGEST_SHOWN = 400
 
 
 def _kafka_name(value: object) -> str:
@@ -438,8 +446,10 @@ def load_settings(
         options: `section.key` → value.
 
     Raises:
-        SettingsError: A file that cannot be read, an unknown name or a refused value.
+        SettingsError: A file that cannot be read, an unknown name or a refused value; of several,
+            all are told.
     """
+    refused: list[SettingsError] = []
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
     origins: dict[str, str] = dict.fromkeys(values, "default")
     for origin, found in (
@@ -450,19 +460,25 @@ def load_settings(
         for name, raw in found.items():
             setting = SETTING_BY_NAME.get(name)
             if setting is None:
-                raise SettingsError(
-                    f"Unknown setting {name!r} ({origin}).",
-                    next_step="`moescope config show` lists the settings.",
+                refused.append(
+                    SettingsError(
+                        f"Unknown setting {name!r} ({origin}).",
+                        next_step="`moescope config show` lists the settings.",
+                    )
                 )
+                continue
             try:
                 values[name] = setting.parse(raw)
             except (ValueError, OverflowError) as error:
-                raise SettingsError(
-                    f"Setting {name} cannot be {raw!r} ({origin}).",
-                    why=str(error),
-                    next_step=f"{setting.help} Default: {setting.default!r}.",
-                ) from error
+                refused.append(
+                    SettingsError(
+                        f"Setting {name} cannot be {_shown(raw)} ({origin}).",
+                        why=str(error),
+                        next_step=f"{setting.help} Default: {setting.default!r}.",
+                    )
+                )
             origins[name] = origin
+    refuse(refused)
     return Settings(values, origins)
 
 
@@ -477,6 +493,12 @@ def _from_file(path: Path) -> dict[str, object]:
         raise SettingsError(
             f"The settings file {path} is not valid TOML.", why=str(error), next_step="Mend it."
         ) from error
+    except RecursionError as error:
+        raise SettingsError(
+            f"The settings file {path} is nested too deeply.",
+            why="No setting is deeper than a list of lists.",
+            next_step="Mend it; `moescope config show` lists the settings.",
+        ) from error
     found: dict[str, object] = {}
     for section, keys in tables.items():
         if isinstance(keys, dict):
@@ -484,6 +506,15 @@ def _from_file(path: Path) -> dict[str, object]:
         else:
             found[section] = keys
     return found
+
+
+def _shown(raw: object) -> str:
+    """A value in a message: its beginning, since it may be longer or deeper than can be shown."""
+    try:
+        text = repr(raw)
+    except RecursionError:
+        return "so deep"
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:

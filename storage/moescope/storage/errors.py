@@ -26,6 +26,7 @@ class StoreWriteError(MoescopeError):
     """The store file could not be written; nothing of the transaction was kept."""
 
     retriable = True
+    exit_code = 3
 
 
 class EmissionRefusedError(InternalError):

@@ -47,7 +47,7 @@ class PositionFile:
                 return Published(
                     int(noted["commit_id"]), str(noted["partition"]), int(noted["log_offset"])
                 )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         return NOTHING
 

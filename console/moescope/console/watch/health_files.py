@@ -74,7 +74,7 @@ def _read(path: Path) -> HealthReport | InputError:
             return HealthReport.of_document(json.loads(file.read(MOST_BYTES)))
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return InputError(f"{path} cannot be read.", why=str(error))
     except InputError as error:
         return error

@@ -108,7 +108,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             return None
     try:
         document = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(document, dict):
         raise _damaged(path, "It does not hold a JSON object.")
