@@ -14,6 +14,7 @@ from moescope.producers.agent import Agent, AgentSettings
 from moescope.producers.recording.budget import PERIOD_SECONDS, Budget, Rung, ladder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FULL = ladder(Fidelity.FULL, 1.0)
@@ -33,7 +34,7 @@ class Load:
         for _ in range(int(seconds)):
             rung = self.budget.rung
             share = 0.0 if rung.is_paused else self.cost_of_all * rung.sampling_ratio
-            self.budget.spent += share
+            self.budget.spend(share)
             self.now += 1.0
             if self.budget.judge(self.now):
                 self.seen.append((self.now, self.budget.rung))
@@ -87,11 +88,42 @@ def test_more_is_recorded_again_when_there_is_time_again() -> None:
     assert not load.budget.is_reduced
 
 
+def test_each_trial_that_fails_doubles_the_wait_up_to_an_hour() -> None:
+    """Fidelity swings ever more rarely, and is tried again each hour at least."""
+    load = Load(allowed=0.01, cost_of_all=0.0199)  # half of the requests: just below the budget
+    load.budget = Budget(0.01, (FULL[0], FULL[-1]), load.now)  # all, or nothing at no cost
+    load.seen = [(load.now, load.budget.rung)]
+    load.run(20 * 3_600)
+    began = [at for at, rung in load.seen if rung.is_paused]
+    tried = [at for at, rung in load.seen[1:] if not rung.is_paused]
+    waits = [trial - down for down, trial in zip(began, tried, strict=False)]
+    expected = [60, 120, 240, 480, 960, 1_920, *[3_600] * 20]
+    assert len(waits) > 15
+    for wait, least in zip(waits, expected, strict=False):
+        assert least <= wait < least + PERIOD_SECONDS
+
+
+@pytest.mark.parametrize(("share", "goes_up"), [(0.45, True), (0.55, False), (0.99, False)])
+def test_more_is_tried_below_half_of_the_budget_only(share: float, goes_up: bool) -> None:
+    """The rung above costs about twice as much: from half of the budget on it would fail."""
+    budget = Budget(0.01, FULL, 0.0)
+    budget.spend(1.0)
+    assert budget.judge(PERIOD_SECONDS)
+    now = PERIOD_SECONDS
+    steps = 0
+    while now < 600:
+        now += PERIOD_SECONDS
+        budget.spend(share * 0.01 * PERIOD_SECONDS)
+        steps += budget.judge(now)
+    assert budget.is_reduced is not goes_up
+    assert steps == int(goes_up)
+
+
 def test_a_single_call_does_not_change_anything() -> None:
     """Shares are of periods, smoothed: a short peak between cheap periods is no reason."""
     load = Load(allowed=0.01, cost_of_all=0.001)
     load.run(50)
-    load.budget.spent += 0.018 * PERIOD_SECONDS
+    load.budget.spend(0.018 * PERIOD_SECONDS)
     load.run(50)
     assert len(load.seen) == 1
 
@@ -186,3 +218,24 @@ def test_a_wrong_budget_is_refused(tmp_path: Path, share: float) -> None:
     """A budget that is no share is an error at the start."""
     with pytest.raises(SettingsError, match="cpu_budget"):
         small_recorder(tmp_path, cpu_budget=share)
+
+
+def test_time_that_another_thread_spends_meanwhile_is_counted(tmp_path: Path) -> None:
+    """A probe of another thread tells of its time while a call is measured: both count."""
+
+    class Probed(ManualClock):
+        meanwhile: Callable[[], object] | None = None
+
+        def monotonic(self) -> float:
+            if self.meanwhile is not None:
+                self.meanwhile()
+            return super().monotonic()
+
+    clock = Probed(START_US)
+    with small_recorder(tmp_path, clock=clock, cpu_budget=0.5) as recorder:
+        budget = recorder._pausing.budget  # noqa: SLF001 - what it has added up
+        assert budget is not None
+        clock.meanwhile = lambda: recorder.spend(0.25)
+        recorder.record("a", [0], ids_of([0]), "decode")
+        clock.meanwhile = None
+        assert budget.spent == pytest.approx(0.5)

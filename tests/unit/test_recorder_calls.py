@@ -417,6 +417,35 @@ def test_two_recorders_of_a_folder_get_different_names(tmp_path: Path) -> None:
         assert unnamed.node == again
 
 
+def test_a_second_recorder_says_what_to_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cell run again has the first recorder in the same process: nobody looks for another one."""
+    with small_recorder(tmp_path), small_recorder(tmp_path):
+        (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("Node 'node-a' is recorded by another living recorder")
+    assert "this one is 'node-a.1'" in line
+    assert "close()" in line
+    assert "node=" in line
+
+
+def test_complaints_are_one_readable_line_in_words_of_the_docs(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a caller got wrong is told on one line, without escapes, in the names he may use."""
+    assert not recorder.set_fidelity("cnt")
+    assert not recorder.set_fidelity("sampled")
+    assert not recorder.set_placement(np.zeros((3, 3), int), 1)
+    recorder.record("r", [0, 1, 2], GOOD, "prefil")
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4
+    assert all("\n" not in line and "\\n" not in line for line in told)
+    assert "'cnt' is no Fidelity. Next: Use one of: " in told[0]
+    assert "Next: Give sampling_ratio below 1, such as 0.1" in told[1]
+    assert "Describe the model" in told[2]
+    assert "phase is 'prefil', not one of prefill, decode" in told[3]
+
+
 def test_unfinished_rings_of_killed_engines_are_removed(tmp_path: Path) -> None:
     """An engine that was killed while it allocated leaves no quarter of a gigabyte for ever."""
     old, new = tmp_path / "ring-01.ring.new", tmp_path / "ring-02.ring.new"

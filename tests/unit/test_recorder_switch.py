@@ -15,6 +15,7 @@ from moescope.core.batchlog import WriterSettings
 from moescope.core.clock import ManualClock
 from moescope.core.vocabulary import Phase
 from moescope.producers.agent import Agent, AgentSettings
+from moescope.producers.recording.pausing import NOT_RECORDING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +116,26 @@ def test_what_the_file_system_does_not_tell_changes_nothing(
     record(recorder, 0)
     assert recorder.counters().recorded_rows == 1
     assert recorder.counters().internal_errors == 0
+
+
+def test_what_the_file_system_does_not_tell_leaves_recording_off(
+    recorder: Recorder, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody switched it off: a folder that cannot be asked for a while is no reason to start."""
+    (tmp_path / "disable").touch()
+    clock.sleep(1.0)
+    record(recorder, 0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "stat", refuse)
+        clock.sleep(2.0)
+        record(recorder, 1, 3)
+        assert "disable" in recorder.counters().disabled
+    counters = recorder.counters()
+    assert (counters.recorded_rows, counters.unseen_rows) == (0, 4)
 
 
 def test_positions_are_new_after_a_time_without_recording(
@@ -242,6 +263,7 @@ def test_the_environment_leaves_no_trace_of_the_newer_calls_either(
         recorder.spend(1.0)
         record(recorder, 0)
         assert recorder.counters().unseen_rows == 0
+        assert recorder.counters().disabled_rows == 5
     assert not (tmp_path / "none").exists()
 
 
@@ -282,3 +304,58 @@ print(status, counters.unseen_rows, counters.recorded_rows, recorder.fidelity.na
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "0 0 0 FULL\n"
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+@pytest.mark.parametrize(
+    ("phase", "padding", "tokens"),
+    [
+        ("prefill", [False, False, True, True], 2),
+        ("draft", None, 0),
+        ("Warmup", None, 0),
+        (Phase.DRAFT, None, 0),
+        (Phase.DECODE, None, 4),
+        (np.array([1, 5, 5, 1], np.uint8), None, 2),
+        ([1, 5, 4, 1], [True, False, False, False], 1),
+        ("no phase", None, 4),
+        (1, "no padding", 4),
+        (None, [True], 4),
+    ],
+)
+def test_only_rows_that_windows_would_count_are_missing(
+    recorder: Recorder,
+    clock: ManualClock,
+    tmp_path: Path,
+    *,
+    phase: Any,
+    padding: Any,
+    tokens: int,
+    is_closed: bool,
+) -> None:
+    """Coverage does not fall by padding and drafts, which no window has."""
+    if is_closed:
+        recorder.close()
+    else:
+        (tmp_path / "disable").touch()
+        clock.sleep(1.0)
+    recorder.record("a", [0, 1, 2, 3], ids_of(range(4)), phase, padding=padding)
+    counters = recorder.counters()
+    assert (counters.unseen_rows, counters.disabled_rows) == (
+        (0, tokens) if is_closed else (tokens, 0)
+    )
+
+
+def test_a_probe_that_finds_no_recording_gives_the_recorders_own_reason(
+    recorder: Recorder, clock: ManualClock, tmp_path: Path
+) -> None:
+    """One cause has one name in the batches, whoever found that nothing was recorded."""
+    (tmp_path / "disable").touch()
+    clock.sleep(1.0)
+    assert not recorder.is_recording
+    recorder.miss(3, NOT_RECORDING)
+    recorder.record("a", [0, 1], ids_of(range(2)), "decode")
+    recorder.close()
+    with Agent(tmp_path, tmp_path / "log", clock=clock, settings=QUICK) as agent:
+        agent.drain()
+    reasons = {entry.batch.header.labels["unseen_reason"] for entry in logged(tmp_path / "log")}
+    assert reasons == {"the file 'disable' is there"}

@@ -24,7 +24,7 @@ from moescope.producers.agent import Agent, AgentSettings
 from moescope.producers.ring.layout import FRAME_BYTES, HEADER_BYTES
 from moescope.producers.ring.reader import RingReader
 from moescope.producers.ring.rows import column_mask
-from moescope.producers.ring.unseen import count_word
+from moescope.producers.ring.unseen import TOLD_STRIDE, count_word
 from moescope.producers.terms import Terms, pack_placement, unpack_placement
 
 if TYPE_CHECKING:
@@ -276,6 +276,18 @@ def test_a_wrong_placement_changes_nothing(
     assert (header.placement, header.expert_map_version) == (None, 0)
 
 
+def test_a_version_never_comes_back(node: Node) -> None:
+    """Windows are kept apart by version: not even the one just before may be given again."""
+    other = ROUND_ROBIN[::-1]
+    assert node.recorder.set_placement(ROUND_ROBIN, 7)
+    for table, version in ((ROUND_ROBIN, 6), (other, 6), (ROUND_ROBIN, 5), (other, 7)):
+        assert not node.recorder.set_placement(table, version)
+        assert node.recorder.profile.expert_map_version == 7
+    assert node.recorder.set_placement(ROUND_ROBIN, 7)  # the same again, which changes nothing
+    assert node.recorder.set_placement(other, 8)
+    assert node.recorder.profile.expert_map_version == 8
+
+
 @pytest.mark.parametrize(
     "wrong",
     [("some", 1.0), ("full", 0.5), ("sampled", 0.0), ("sampled", 1.0), ("sampled", "half"),
@@ -421,6 +433,31 @@ def test_the_unseen_rows_of_an_older_recorder_are_told(node: Node) -> None:
     node.restart_agent()
     node.record("a", 1)
     assert told_reasons(node.headers()) == [(5, "")]
+
+
+def test_totals_without_reasons_are_taken_for_the_first_ones(node: Node) -> None:
+    """An agent of the release before noted one total: each row is told once, whatever it is for."""
+    node.recorder.miss(5, "budget")
+    node.recorder.miss(4, "unknown layout")
+    node.record("a", 1)
+    assert told_reasons(node.headers()) == [(5, "budget"), (4, "unknown layout")]
+    (ring,) = node.folder.glob("*.ring")
+    with ring.open("r+b") as file:
+        file.seek(640)
+        file.write(bytes(2 * TOLD_STRIDE))
+    node.recorder.miss(2, "budget")
+    node.recorder.miss(1, "unknown layout")
+    node.restart_agent()
+    node.record("a", 1)
+    assert told_reasons(node.headers())[2:] == [(3, "unknown layout")]
+
+
+def test_a_long_reason_ends_between_two_characters(node: Node) -> None:
+    """What a slot has room for is text, and the slot behind it keeps its own rows."""
+    node.recorder.miss(3, "x" + "ä" * 99)
+    node.recorder.miss(2, "budget")
+    node.record("a", 1)
+    assert told_reasons(node.headers()) == [(3, "x" + "ä" * 86), (2, "budget")]
 
 
 def test_unseen_rows_of_an_engine_that_ended_are_told(node: Node) -> None:

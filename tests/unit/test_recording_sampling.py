@@ -33,3 +33,22 @@ def test_draws_are_not_kept_for_ever() -> None:
     for number in range(10_000):
         sampling.takes(f"request-{number}")
     assert len(sampling._draws) <= 4_096  # noqa: SLF001 - what must not grow
+
+
+class _ChangedAmid(Sampling):
+    """Another thread changes the share while requests are picked."""
+
+    def _draw(self, request: str) -> int:
+        draw = super()._draw(request)
+        if request == NAMES[-1]:
+            self.change(0.01)
+        return draw
+
+
+def test_what_was_picked_by_an_earlier_share_does_not_stay() -> None:
+    """Batches say the new share: the next call of the same requests follows it."""
+    sampling = _ChangedAmid(0.5)
+    sampling.pick(NAMES)
+    picked = sampling.pick([*NAMES])
+    assert picked.names == [name for name in NAMES if sampling.takes(name)]
+    assert len(picked.names) < 60

@@ -25,6 +25,7 @@ from moescope.producers.ring.rows import (
     write_end,
     write_rows,
 )
+from moescope.producers.ring.unseen import REASON_SLOTS, TOLD_STRIDE
 from moescope.producers.ring.writer import RingWriter
 
 if TYPE_CHECKING:
@@ -176,6 +177,22 @@ def test_notes_survive_and_half_written_ones_do_not(ring: RingWriter, reader: Ri
     assert reader.notes() == notes[1:]
     ring.buffer[512 + 64 + 8] ^= 1
     assert reader.notes() == notes[2:]
+
+
+def test_notes_take_no_totals_that_are_damaged_or_of_another_batch(
+    ring: RingWriter, reader: RingReader
+) -> None:
+    """What a batch told of each reason is of that batch and whole, or it is not known."""
+    told = [tuple(range(number, number + REASON_SLOTS + 1)) for number in range(2)]
+    notes = [Note(n, 0, 0, 0, sum(told[n]), 0, 1, told[n]) for n in range(2)]
+    for note in notes:
+        reader.note(note)
+    assert reader.notes() == notes
+    ring.buffer[640 + TOLD_STRIDE + 8 + 5] ^= 1
+    assert reader.notes() == [notes[0], notes[1]._replace(unseen=())]
+    later = Note(2, 0, 0, 0, 500, 0, 1)  # in the place of number 0, by a release without totals
+    reader.note(later)
+    assert reader.notes() == [notes[1]._replace(unseen=()), later]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,21 @@ def test_what_is_no_key_is_refused(tmp_path: Path, key_file: Path) -> None:
             KeyedHash(key)
 
 
+def test_the_length_of_a_key_is_told_as_far_as_it_is_known(key_file: Path) -> None:
+    """Of a file no more is read than shows that it is too long: a number would be wrong."""
+    key_file.write_bytes(b"x" * 65)
+    with pytest.raises(SettingsError, match=r"has more than 64 bytes in .*, not 16 to 64\."):
+        KeyedHash(key_file)
+    key_file.write_bytes(b"x" * 1_000)
+    with pytest.raises(SettingsError, match="has more than 64 bytes in"):
+        KeyedHash(key_file)
+    key_file.write_bytes(b"short\n")
+    with pytest.raises(SettingsError, match="has 5 bytes in"):
+        KeyedHash(key_file)
+    with pytest.raises(SettingsError, match="has 1000 bytes, not"):
+        KeyedHash(b"x" * 1_000)
+
+
 @pytest.mark.parametrize("ids", [[-1], [0.5], ["a"]])
 def test_what_is_no_token_id_is_refused(ids: list[object]) -> None:
     """A wrong array is told, not hashed."""

@@ -9,11 +9,13 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
+from moescope.console.engines_folder import check_engines_folder
 from moescope.console.failures import SERVER_PACKAGES
 from moescope.console.findings import Finding, Outcome
 from moescope.console.kafka.broker_checks import check_broker
 from moescope.console.operation_checks import check_operations
-from moescope.console.places import log_root, ring_directory
+from moescope.console.places import log_root
+from moescope.console.ring_check import check_rings
 from moescope.core.errors import MoescopeError
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ def run_checks(settings: Settings) -> list[Finding]:
         ("packages", _packages),
         ("settings", _settings),
         ("data directory", _data_directory),
-        ("rings", _rings),
+        ("rings", check_rings),
+        ("engines' folder", check_engines_folder),
         ("batch logs", _batch_logs),
         ("store", _store),
         ("export", _export),
@@ -72,11 +75,18 @@ def _packages(settings: Settings) -> Iterator[Finding]:  # noqa: ARG001 (one sig
 
 
 def _settings(settings: Settings) -> Iterator[Finding]:
-    from moescope.processors.config import WindowConfig
+    from moescope.console.settings_check import check_settings, environment_lines
 
-    WindowConfig.from_settings(settings)
+    try:
+        found = check_settings(settings)
+    except MoescopeError as error:
+        told = f"{error.what} {error.why}".rstrip()
+        yield Finding("settings", Outcome.FAILURE, told, error.next_step)
+        return
     changed = [name for name, origin in settings.origins.items() if origin != "default"]
     yield Finding("settings", Outcome.OK, f"valid; {len(changed)} differ from the defaults")
+    for line in environment_lines(found):
+        yield Finding("settings", Outcome.OK, line)
 
 
 def _data_directory(settings: Settings) -> Iterator[Finding]:
@@ -99,22 +109,6 @@ def _data_directory(settings: Settings) -> Iterator[Finding]:
         f"{directory} is writable, {free / 2**30:.1f} GiB free",
         "" if outcome is Outcome.OK else "Free some space, or lower log.byte_cap.",
     )
-
-
-def _rings(settings: Settings) -> Iterator[Finding]:
-    rings = ring_directory(settings.data_directory)
-    if not rings.exists():
-        return
-    if number := sum(1 for _ in rings.glob("*.ring")):
-        yield Finding("rings", Outcome.OK, f"{number} in {rings}")
-    else:
-        yield Finding(
-            "rings",
-            Outcome.WARNING,
-            f"no engine has a ring in {rings}",
-            "If one runs that should be recorded: its log says why it is not, in lines with "
-            "`moescope`. Does it record into this folder?",
-        )
 
 
 def _batch_logs(settings: Settings) -> Iterator[Finding]:

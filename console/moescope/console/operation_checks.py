@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.findings import Finding, Outcome
 from moescope.console.reading import Reader
+from moescope.core.settings import SETTING_BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,19 @@ _LEFT_OUT: Final = (
         "select node, unseen_rows, reasons from batches where unseen_rows > 0",
     ),
     (
+        (
+            "rows of token windows that had closed: their generation took over {age} s for the "
+            "window, or paused for {silence} s (one row counts once for each window size)"
+        ),
+        "SELECT sum(late_rows) FROM batches",
+        (
+            "Those windows have fewer tokens, or are cut. Generation slower than {slowest} "
+            "tokens per second needs windows below {longest} positions: set windows.token. Which "
+            "nodes: select node, sum(late_rows) from batches group by node. Dead letters replayed "
+            "while their requests went on are counted here, too."
+        ),
+    ),
+    (
         "rows that came too late for a window",
         "SELECT sum(late_rows) FROM domains",
         (
@@ -88,7 +102,10 @@ _LEFT_OUT: Final = (
         ),
     ),
 )
-"""What was recorded and is in no window: in words, how it is counted, and what to do about it."""
+"""What was recorded and is in no window: in words, how it is counted, and what to do about it.
+
+In braces: what `_token_limits` says.
+"""
 
 
 def check_operations(settings: Settings) -> Iterator[Finding]:
@@ -98,21 +115,38 @@ def check_operations(settings: Settings) -> Iterator[Finding]:
 
     # What is wrong with the store or its export is another check's finding.
     with suppress(QuerySourceError), Reader(settings) as reader:
-        yield from _left_out(reader)
+        yield from _left_out(reader, settings)
         yield from _jobs(reader.rows(_JOBS_SQL))
         yield from _notifications(reader.rows(_OUTBOX_SQL, [SystemClock().now_us()]))
         yield from _thresholds(reader.rows(_SCOPES_SQL))
 
 
-def _left_out(reader: Reader) -> Iterator[Finding]:
+def _left_out(reader: Reader, settings: Settings) -> Iterator[Finding]:
     """What was recorded and is in no window."""
+    limits = _token_limits(settings)
     numbers = ", ".join(
         f"({query}) AS what_{number}" for number, (_, query, _) in enumerate(_LEFT_OUT)
     )
     (row,) = reader.rows(f"SELECT {numbers}")
     for number, (what, _, next_step) in enumerate(_LEFT_OUT):
         if count := int(row[f"what_{number}"] or 0):
-            yield Finding("left out", Outcome.WARNING, f"{count:,} {what}", next_step)
+            detail = f"{count:,} {what.format_map(limits)}"
+            yield Finding("left out", Outcome.WARNING, detail, next_step.format_map(limits))
+
+
+def _token_limits(settings: Settings) -> dict[str, str]:
+    """How long token windows stay open, and how slow a generation may be to fill the longest."""
+    from moescope.processors.kernels.records import AGE_US, SILENCE_US
+
+    declared = settings["windows.token"] or SETTING_BY_NAME["windows.token"].default
+    longest = max(size for size, _ in declared)
+    age = AGE_US / 1e6
+    return {
+        "age": f"{age:g}",
+        "silence": f"{SILENCE_US / 1e6:g}",
+        "longest": str(longest),
+        "slowest": f"{longest / age:.1f}",
+    }
 
 
 def _jobs(rows: list[dict[str, Any]]) -> Iterator[Finding]:

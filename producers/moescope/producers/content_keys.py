@@ -53,7 +53,11 @@ def checked_secret(secret: bytes, *, file: str = "") -> bytes:
     if isinstance(secret, bytes) and SHORTEST_KEY <= len(secret) <= LONGEST_KEY:
         return secret
     where = f"that in {file}" if file else "this one"
-    found = f"has {len(secret)}" if isinstance(secret, bytes) else f"is a {type(secret).__name__}"
+    found = f"is a {type(secret).__name__}"
+    if isinstance(secret, bytes):
+        # Of a file that is too long only the beginning was read.
+        is_cut = file and len(secret) > LONGEST_KEY
+        found = f"has more than {LONGEST_KEY}" if is_cut else f"has {len(secret)}"
     raise SettingsError(
         f"A secret for content keys has {SHORTEST_KEY} to {LONGEST_KEY} bytes: {where} {found}.",
         why="Shorter ones can be guessed, longer ones are no BLAKE2 keys.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from moescope.core.batch import Ranks
 from moescope.core.clock import Clock, SystemClock
-from moescope.core.errors import SettingsError
+from moescope.core.errors import SettingsError, one_line
 from moescope.core.vocabulary import (
     UNKNOWN_SCENE,
     Fidelity,
@@ -24,15 +24,24 @@ from moescope.core.vocabulary import (
 )
 from moescope.producers.profile import Profile
 from moescope.producers.recording.budget import BUDGET_REASON, Rung
-from moescope.producers.recording.call import rows_given, whole_number_of_rows
+from moescope.producers.recording.call import rows_given, tokens_given, whole_number_of_rows
 from moescope.producers.recording.calls import Calls
-from moescope.producers.recording.changing import ChangingTerms, plain_reason
-from moescope.producers.recording.counters import Complaints, RecorderCounters, RowBooks
+from moescope.producers.recording.changing import (
+    LOCK_TIMEOUT_SECONDS,
+    ChangingTerms,
+    plain_reason,
+)
+from moescope.producers.recording.counters import (
+    Complaints,
+    RecorderCounters,
+    RowBooks,
+    ThreadTotals,
+)
 from moescope.producers.recording.description import checked_incarnation, checked_profile, member
 from moescope.producers.recording.event_times import EventTimes
 from moescope.producers.recording.forks import forget_forks, watch_forks
 from moescope.producers.recording.general import PartlyWrittenError
-from moescope.producers.recording.pausing import Pausing, new_budget
+from moescope.producers.recording.pausing import NOT_RECORDING, Pausing, new_budget
 from moescope.producers.recording.requests import Requests
 from moescope.producers.recording.running import RunningRequests
 from moescope.producers.recording.sampling import Sampling
@@ -49,6 +58,7 @@ if TYPE_CHECKING:
 
 INTERNAL_ERRORS_ALLOWED: Final = 8
 RING_DELETED: Final = "the ring's file was deleted"
+ENDED: Final = "the process ends"
 
 _log = logging.getLogger("moescope.producers")
 
@@ -59,9 +69,9 @@ class Recorder:
     The constructor checks its arguments and allocates the ring: it may raise. No other method
     ever raises, blocks for long, or writes anywhere but into the ring; what cannot be recorded
     is counted. Methods may be called from several threads. In a forked child the recorder is
-    disabled. With `MOESCOPE_DISABLE=1` in the environment it does nothing at all; while a file
-    `disable` lies in its folder it counts rows as unseen and follows which requests begin and end,
-    and does nothing else.
+    disabled. With `MOESCOPE_DISABLE=1` in the environment it says so once in the log, makes no ring
+    and does nothing but count what it was given; while a file `disable` lies in its folder it
+    counts rows as unseen and follows which requests begin and end, and does nothing else.
 
     Args:
         model: Name of the served model.
@@ -129,7 +139,7 @@ class Recorder:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._is_forked = False
-        self._internal_errors = 0
+        self._internal_errors = ThreadTotals(0)
         self._flushes: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._complaints = Complaints(_log)
         self._books = RowBooks(self._lock)
@@ -187,7 +197,9 @@ class Recorder:
         )
         self._off = disabled_by_environment()
         incarnation = checked_incarnation(incarnation)
-        if not self._off:
+        if self._off:
+            _log.warning("Recording is switched off, and no ring is made: %s.", self._off)
+        else:
             self._open(Path(directory), geometry, node, incarnation)
             watch_forks(self)
 
@@ -288,13 +300,14 @@ class Recorder:
             rows_per_request: Integers, one per entry of `request_ids`, adding up to T.
         """
         if self._is_off():
+            self._books.add(unseen=tokens_given(positions, expert_ids, phase, padding))
             return
         began = self._clock.monotonic()
         pausing = self._pausing
         if began >= pausing.next_look:
             self._look_if_due(began)
         if pausing.reason:
-            self.miss(rows_given(positions, expert_ids), pausing.reason)
+            self.miss(tokens_given(positions, expert_ids, phase, padding), pausing.reason)
             return
         if not self._has_token_ids:
             token_ids = None
@@ -323,7 +336,7 @@ class Recorder:
             self._note_failure(error)
         finally:
             if pausing.budget is not None:
-                pausing.budget.spent += self._clock.monotonic() - began
+                pausing.budget.spend(self._clock.monotonic() - began)
 
     def miss(self, rows: int, reason: str) -> None:
         """Tell of rows that the engine computed and nobody could see: coverage falls by them.
@@ -333,17 +346,22 @@ class Recorder:
             reason: Short and the same each time: the label `unseen_reason` of the batch that tells
                 of these rows. Up to 15 different ones are kept apart, all others count together.
         """
-        if self._is_off():
-            return
+        is_off = self._is_off()
         try:
             rows = whole_number_of_rows(rows)
         except Exception as error:  # noqa: BLE001 - whatever an engine passes
             self._books.add(rejected=1)
-            self._complaints.say_once(f"miss: {error}")
+            if not is_off:
+                self._complaints.say_once(f"miss: {error}")
+            return
+        if is_off:
+            self._books.add(unseen=rows)
             return
         if not rows:
             return
         try:
+            if reason == NOT_RECORDING:
+                reason = self._pausing.reason or reason
             reason = plain_reason(reason)
             try:
                 self._complaints.say_once(f"unseen rows: {reason}")
@@ -383,7 +401,7 @@ class Recorder:
                 member(Fidelity, fidelity), sampling_ratio, self._clock.monotonic()
             )
         except (SettingsError, TypeError, ValueError) as error:
-            self._complaints.say_once(f"set_fidelity: {error}")
+            self._complaints.say_once(f"set_fidelity: {one_line(error)}")
             return False
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
@@ -410,7 +428,7 @@ class Recorder:
         try:
             return self._terms.set_placement(rank_of_expert, version, ranks)
         except (SettingsError, TypeError, ValueError) as error:
-            self._complaints.say_once(f"set_placement: {error}")
+            self._complaints.say_once(f"set_placement: {one_line(error)}")
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._note_failure(error)
         return False
@@ -439,7 +457,7 @@ class Recorder:
     def spend(self, seconds: float) -> None:
         """Tell of time that a probe spent for this recorder, for its `cpu_budget`."""
         if self._pausing.budget is not None:
-            self._pausing.budget.spent += seconds
+            self._pausing.budget.spend(seconds)
 
     def counters(self) -> RecorderCounters:
         """What was recorded and what was not."""
@@ -450,11 +468,12 @@ class Recorder:
             recorded_rows=ring.rows if ring else 0,
             rejected_rows=self._books.rejected_rows,
             unseen_rows=self._books.unseen_rows,
-            unsampled_rows=self._books.unsampled_rows,
-            recomputed_rows=self._books.recomputed_rows,
+            unsampled_rows=self._books.unsampled.total,
+            recomputed_rows=self._books.recomputed.total,
             running_requests=len(self._running),
-            internal_errors=self._internal_errors,
+            internal_errors=self._internal_errors.total,
             disabled=self._off or self._pausing.reason,
+            disabled_rows=self._books.disabled_rows,
         )
 
     def close(self) -> None:
@@ -480,6 +499,7 @@ class Recorder:
     def become_child(self) -> None:
         """In a forked child: let go of the ring, whose one writer is the parent."""
         self._is_forked = True
+        self._books.leave()
         if self._ring is not None:
             self._ring.close_lock()
         if self._node_file >= 0:
@@ -509,12 +529,16 @@ class Recorder:
             directory, self.profile, geometry, node=node, incarnation=incarnation,
             now_us=self._clock.now_us(),
         )  # fmt: skip
-        self._ring = self._books.ring = ring
+        self._ring = ring
+        self._books.open(ring)
         self._terms.start(profile, ring)
         self._calls.open(ring)
         self._requests.open(ring)
         # An engine that lets go of its recorder, or ends in peace, did not crash.
-        weakref.finalize(self, ring.close)
+        weakref.finalize(
+            self, _end, ring, self._lock, self._pausing,
+            books=self._books, calls=self._calls, requests=self._requests,
+        )  # fmt: skip
 
     def _look_if_due(self, now: float) -> None:
         """Once a second: does the kill switch or the budget want something else; is the ring there?
@@ -545,8 +569,9 @@ class Recorder:
         self._terms.set_fidelity(rung.fidelity, rung.sampling_ratio, reason)
 
     def _note_failure(self, error: Exception) -> None:
-        self._internal_errors += 1
-        if self._internal_errors == INTERNAL_ERRORS_ALLOWED:
+        self._internal_errors.add(1)
+        has_failed = self._pausing.has_failed
+        if not has_failed and self._internal_errors.total >= INTERNAL_ERRORS_ALLOWED:
             self._pausing.give_up("repeated internal errors")
             _log.error("Recording is switched off after repeated errors.", exc_info=error)
 
@@ -575,9 +600,35 @@ class Recorder:
         self._off = self._off or reason
         forget_forks(self)
         if self._ring is not None:
-            self._books.book()
-            self._calls.close()
+            _let_go(self._books, self._calls, self._requests)
             self._ring.close(how)
         if self._node_file >= 0:
             os.close(self._node_file)
             self._node_file = -1
+
+
+def _let_go(books: RowBooks, calls: Calls, requests: Requests) -> None:
+    """Write nothing into the ring any more; with its lock."""
+    books.close()
+    calls.close()
+    requests.close()
+
+
+def _end(
+    ring: RingWriter,
+    lock: threading.Lock,
+    pausing: Pausing,
+    *,
+    books: RowBooks,
+    calls: Calls,
+    requests: Requests,
+) -> None:
+    """Close the ring of a recorder that nobody closed; threads of it may be alive still."""
+    is_mine = lock.acquire(timeout=LOCK_TIMEOUT_SECONDS)  # a fork may have copied it held
+    try:
+        _let_go(books, calls, requests)
+        pausing.give_up(ENDED)
+        ring.close()
+    finally:
+        if is_mine:
+            lock.release()

@@ -45,7 +45,11 @@ class KeyedHash:
     """
 
     def __init__(self, key: bytes | str | os.PathLike[str], *, vocabulary: int = 0) -> None:
-        self._key = _checked(key if isinstance(key, bytes) else read_key(Path(key)))
+        self._key = (
+            _checked(key)
+            if isinstance(key, bytes)
+            else _checked(read_key(Path(key)), file=str(key))
+        )
         self._lock = threading.Lock()
         self._table: NDArray[np.uint64] = np.zeros(0, np.uint64)
         if vocabulary:
@@ -127,11 +131,15 @@ def read_key(path: Path) -> bytes:
         raise _bad_key(path, why, "Create it, or let the engine's user read it.") from error
 
 
-def _checked(key: bytes) -> bytes:
+def _checked(key: bytes, *, file: str = "") -> bytes:
     if SHORTEST_KEY <= len(key) <= LONGEST_KEY:
         return key
+    # Of a file that is too long only the beginning was read.
+    is_cut = file and len(key) > LONGEST_KEY
+    found = f"more than {LONGEST_KEY}" if is_cut else f"{len(key)}"
     raise SettingsError(
-        f"A key for token ids has {len(key)} bytes, not {SHORTEST_KEY} to {LONGEST_KEY}.",
+        f"A key for token ids has {found} bytes{f' in {file}' if file else ''}, not "
+        f"{SHORTEST_KEY} to {LONGEST_KEY}.",
         why="Shorter ones can be guessed, longer ones are no BLAKE2 keys.",
         next_step="Use 32 random bytes, for example of: head -c 32 /dev/urandom",
     )

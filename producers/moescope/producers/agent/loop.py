@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from moescope.core.batch import BatchError
 from moescope.core.batchlog import BatchLogAppendError, BatchLogError
 from moescope.core.clock import Clock, SystemClock
 from moescope.core.errors import DependencyUnreachableError, InputError, MoescopeError
@@ -165,7 +166,7 @@ class Agent:
             except BatchLogError as error:
                 self._complain(name, error)
                 node.close_log()
-            except RingFormatError as error:
+            except (RingFormatError, BatchError) as error:
                 self._give_up_ring(node, error)
         if self._error is None and self._complaint:
             self._complaint = ""
@@ -304,7 +305,7 @@ class Agent:
         self._known.discard(path.name)
         _log.error("The ring %s is set aside: %s", path.name, error)
 
-    def _give_up_ring(self, node: _Node, error: RingFormatError) -> None:
+    def _give_up_ring(self, node: _Node, error: MoescopeError) -> None:
         """Leave a ring that turned out to be unreadable, and go on with the node's next one."""
         node.shipper = None
         ring = node.rings.pop(0)

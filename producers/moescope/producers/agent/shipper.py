@@ -110,6 +110,8 @@ class RingShipper:
 
         Raises:
             BatchLogError: The log refused. Nothing is lost: the next step tries again.
+            RingFormatError: The ring is damaged.
+            BatchError: Nothing that the ring says makes a batch.
         """
         try:
             return self._step(flush=flush)
@@ -119,6 +121,7 @@ class RingShipper:
                 self._has_unconfirmed = False
 
     def _step(self, *, flush: bool) -> bool:
+        self.reader.check(self._shape)
         worked = self._send()
         budget = _STEP_BYTES
         while budget > 0:
@@ -205,6 +208,7 @@ class RingShipper:
         note = note_of(last, self.reader.notes(), self.reader.incarnation)
         if note is not None:
             done = Progress.after(note, self.reader.unseen_by_reason())
+            self._check_told(done)
             self._log.reported_batches = min(note.log_batches, self._log.dropped_batches)
         elif last is not None and last.incarnation == self.reader.incarnation:
             _log.warning(
@@ -219,6 +223,17 @@ class RingShipper:
         self._remember_before(done.position)
         self.reader.position = done.position
         return done
+
+    def _check_told(self, done: Progress) -> None:
+        """Batches cannot have told of more rows than the ring counts."""
+        reader = self.reader
+        told = (done.rejected_rows, *done.unseen)
+        counted = (reader.rejected_rows, *reader.unseen_by_reason())
+        for before, now in zip(told, counted, strict=True):
+            if before > now:
+                raise reader.damage(
+                    f"It counts {now} rejected or unseen rows, of which batches told {before}."
+                )
 
     def _remember_before(self, position: int) -> None:
         """Read again what was shipped last, for the context rows of the next batch."""
@@ -375,8 +390,9 @@ class RingShipper:
             position = frame.end
         is_last = not frames and not follows and self.reader.has_ended and self.reader.is_quiet()
         if is_last and rows is not None:
-            lost += max(0, self.reader.total_rows - rows)  # damaged, behind the last valid frame
-            rows = max(rows, self.reader.total_rows)
+            behind = self.reader.rows_behind(position, rows, self._shape)
+            lost += behind  # damaged, behind the last valid frame
+            rows += behind
         rejected, unseen = self.reader.rejected_rows, list(done.unseen)
         unseen[slot] = max(unseen[slot], self.reader.unseen_by_reason()[slot])
         drops = DropCounters(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from moescope.core.vocabulary import Fidelity
+from moescope.producers.recording.counters import ThreadTotals
 
 BUDGET_REASON: Final = "budget"
 PERIOD_SECONDS: Final = 5.0
@@ -49,12 +50,12 @@ class Budget:
         now: Seconds of a monotonic clock.
 
     Attributes:
-        spent: Seconds of own time in the running period; whoever measures them adds them here.
         share: Of own time, smoothed; None until a first period is over.
     """
 
     def __init__(self, share: float, rungs: tuple[Rung, ...], now: float) -> None:
         self._allowed = share
+        self._spent = ThreadTotals(0.0)
         self.share: float | None = None
         self.restart(rungs, now)
 
@@ -62,6 +63,15 @@ class Budget:
     def rung(self) -> Rung:
         """How much is recorded now."""
         return self._rungs[self._at]
+
+    @property
+    def spent(self) -> float:
+        """Seconds of own time in the running period."""
+        return self._spent.total - self._spent_before
+
+    def spend(self, seconds: float) -> None:
+        """Add own time; any thread that measured it may."""
+        self._spent.add(seconds)
 
     @property
     def is_reduced(self) -> bool:
@@ -114,4 +124,4 @@ class Budget:
 
     def _begin_period(self, now: float) -> None:
         self._period_began = now
-        self.spent = 0.0
+        self._spent_before = self._spent.total

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from moescope.core.vocabulary import Phase
-from moescope.producers.recording.running import rows_kept
+from moescope.producers.recording.running import NEVER_COUNTED_PHASES, rows_kept
+from moescope.producers.ring.layout import MOST_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sized
@@ -24,8 +25,6 @@ LATEST_TIME_US: Final = 2**53
 LARGEST_POSITION: Final = 2**31 - 1
 _POSITION_BYTES: Final = 4
 LARGEST_STEP: Final = 2**53
-MOST_ROWS: Final = 2**40
-"""A larger number that somebody tells is no number of rows."""
 _PHASES: Final[dict[object, Phase]] = {phase.name.lower(): phase for phase in Phase} | {
     phase.value: phase for phase in Phase
 }
@@ -87,9 +86,31 @@ def rows_given(positions: object, expert_ids: object) -> int:
     for argument in (positions, expert_ids):
         try:
             return len(cast("Sized", argument))
-        except TypeError:
+        except Exception:  # noqa: BLE001, S112 - whatever an engine passes
             continue
     return 0
+
+
+def tokens_given(positions: object, expert_ids: object, phase: object, padding: object) -> int:
+    """How many rows a call meant that windows would count: no padding, no drafts, no warm-up.
+
+    As well as can be told from arguments of any kind: what cannot be told counts.
+    """
+    rows = rows_given(positions, expert_ids)
+    try:
+        counts = np.ones(rows, np.bool_)
+        if padding is not None:
+            counts[np.flatnonzero(np.asarray(padding, np.bool_).reshape(rows))] = False
+        given = phase.lower() if isinstance(phase, str) else phase
+        if isinstance(given, (str, int)):
+            return int(np.count_nonzero(counts)) if _counts(given) else 0
+        return int(np.count_nonzero(counts & ~np.isin(np.asarray(given), NEVER_COUNTED_PHASES)))
+    except Exception:  # noqa: BLE001 - whatever an engine passes
+        return rows
+
+
+def _counts(phase: str | int) -> bool:
+    return _PHASES.get(phase) not in NEVER_COUNTED_PHASES
 
 
 def whole_number_of_rows(rows: object) -> int:
@@ -244,7 +265,8 @@ def _phase(phase: object, rows: int) -> int | NDArray[Any]:
     if isinstance(phase, str | int):
         known = _PHASES.get(phase.lower() if isinstance(phase, str) else phase)
         if known is None:
-            raise RejectedCallError(f"phase is {phase!r}, not one of {[*Phase.__members__]}")
+            known_names = ", ".join(name.lower() for name in Phase.__members__)
+            raise RejectedCallError(f"phase is {phase!r}, not one of {known_names}")
         return int(known)
     phases = _integers("phase", phase, rows)
     if rows and not 0 <= int(phases.min()) <= int(phases.max()) < len(Phase):

@@ -14,6 +14,7 @@ from moescope.producers.recording.usual import UsualCalls
 if TYPE_CHECKING:
     import threading
 
+    from moescope.producers.recording.call import RecordCall
     from moescope.producers.recording.counters import Complaints, RowBooks
     from moescope.producers.recording.event_times import EventTimes
     from moescope.producers.recording.running import RunningRequests
@@ -88,6 +89,8 @@ class Calls:
 
     def close(self) -> None:
         """Let go of the ring; with the lock."""
+        if self.usual is not None:
+            self.usual.close()
         self._ring = self.usual = None
 
     def record_any(
@@ -118,12 +121,13 @@ class Calls:
         if not call.rows:
             return
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-            padding = 0 if call.padding is None else int(np.count_nonzero(call.padding))
-            self._books.add(unseen=call.rows - padding, reason=BUSY_REASON)
+            self._books.add(unseen=_tokens(call), reason=BUSY_REASON)
             self._complaints.say_once(f"unseen rows: {BUSY_REASON}")
             return
         try:
-            if self._ring is not None:
+            if self._ring is None:  # it was closed since the call began
+                self._books.add(unseen=_tokens(call))
+            else:
                 self._general.write(self._ring, call)
         finally:
             self._lock.release()
@@ -133,3 +137,9 @@ class Calls:
         if rows:
             self._books.add(rejected=rows)
             self._complaints.say_once(f"record: {reason}")
+
+
+def _tokens(call: RecordCall) -> int:
+    """Rows of a call that are no padding."""
+    padding = 0 if call.padding is None else int(np.count_nonzero(call.padding))
+    return call.rows - padding

@@ -56,12 +56,18 @@ def checked_profile(profile: Profile) -> Profile:
     if profile.weight_bits not in _WEIGHT_BITS:
         raise _wrong(f"weight_bits is {profile.weight_bits!r}, not one of {_WEIGHT_BITS}.")
     if profile.fidelity is Fidelity.SAMPLED and profile.sampling_ratio == 1:
-        raise _wrong("fidelity is sampled and sampling_ratio 1: every request would be recorded.")
+        raise _wrong(
+            "fidelity is sampled and sampling_ratio 1: every request would be recorded.",
+            next_step="Give sampling_ratio below 1, such as 0.1, or another fidelity.",
+        )
     if len(profile.labels) > MAX_LABELS - OWN_LABELS:
         raise _wrong(f"labels has over {MAX_LABELS - OWN_LABELS} entries.")
     _check(profile, None)
     if len(quote(profile.node)) > _LONGEST_NODE:
-        raise _wrong(f"node is longer than {_LONGEST_NODE} bytes.")
+        raise _wrong(
+            f"node is longer than {_LONGEST_NODE} bytes.",
+            why="A folder of the batch log is named after it.",
+        )
     return profile
 
 
@@ -116,8 +122,10 @@ def _check(profile: Profile, placement: Placement | None) -> None:
         raise _wrong(error.what.replace("header.", "")) from error
 
 
-def _wrong(what: str) -> SettingsError:
+def _wrong(what: str, *, why: str = "", next_step: str = "") -> SettingsError:
     return SettingsError(
         f"The recorder's settings are wrong: {what}",
-        next_step="Describe the model as it is served; see docs/how-to/record-routing.md.",
+        why=why,
+        next_step=next_step
+        or "Describe the model as it is served; see docs/how-to/record-routing.md.",
     )

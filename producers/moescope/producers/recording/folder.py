@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import shlex
+import stat
+import tempfile
 from dataclasses import replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from moescope.core.errors import MoescopeError
 from moescope.producers.profile import Profile
@@ -18,15 +22,13 @@ from moescope.producers.ring.layout import RING_SUFFIX, UNFINISHED_SUFFIX, Geome
 from moescope.producers.ring.reader import RingReader, is_locked
 from moescope.producers.ring.writer import RingWriter
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 AGENT_LOCK: Final = "agent.lock"
 """Held by the agent of the folder."""
 
 UNREAD_RINGS_KEPT: Final = 3
 _MOST_NODES: Final = 1_024
 _UNFINISHED_SECONDS: Final = 60.0
+_TRIAL_PREFIX: Final = ".moescope-check-"
 
 _log = logging.getLogger("moescope.producers")
 
@@ -91,6 +93,41 @@ def make_folder(directory: Path) -> None:
         raise _unusable(directory, error) from error
 
 
+def check_folder(directory: Path) -> None:
+    """Say why a recorder could not use a folder, by trying it: what is made for that is removed.
+
+    Raises:
+        RingCreateError: It is no folder, or this user cannot make it or write there.
+    """
+    place = directory.absolute()
+    try:
+        while not _is_there(place):
+            place = place.parent
+        if not stat.S_ISDIR(place.stat().st_mode):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))  # noqa: TRY301 - told as the others are
+        # Permissions tell only half: in /proc root may do all of it, and nothing can be made.
+        with tempfile.TemporaryFile(dir=place):
+            pass
+        with tempfile.TemporaryDirectory(dir=place, prefix=_TRIAL_PREFIX) as trial:
+            missing = directory.absolute().relative_to(place)
+            (Path(trial) / missing).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+
+
+def _is_there(place: Path) -> bool:
+    """Whether there is anything of that name: a link to nothing, too, where no folder can be made.
+
+    Raises:
+        OSError: This user may not know.
+    """
+    try:
+        place.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def _unusable(directory: Path, error: OSError) -> RingCreateError:
     what = f"Recorder and agent cannot use the folder {directory}."
     for link in (directory, *directory.parents):
@@ -138,7 +175,12 @@ def take_node(directory: Path, node: str) -> tuple[str, int]:
             os.close(file)
             continue
         if number:
-            _log.warning("Node %r is recorded by another process: this one is %r.", node, name)
+            _log.warning(
+                "Node %r is recorded by another living recorder (of this process, or of another): "
+                "this one is %r. Next: close() the other, or name each (node=, MOESCOPE_NODE).",
+                node,
+                name,
+            )
         return name, file
     raise OSError(f"{_MOST_NODES} recorders are running in {directory}")
 
@@ -158,10 +200,13 @@ def remove_unread_rings(directory: Path, node: str) -> int:
         with contextlib.suppress(MoescopeError, OSError):
             ring = RingReader(path)
             try:
-                if ring.has_ended and Profile.from_bytes(ring.profile).node == node:
+                profile = Profile.from_bytes(ring.profile)
+                if ring.has_ended and profile.node == node:
+                    ring.check(profile.shape)
                     notes = ring.notes()
-                    unread = ring.total_rows - (notes[-1].rows if notes else 0)
-                    unread += ring.unseen_rows - (notes[-1].unseen_rows if notes else 0)
+                    # An engine that is killed between two words leaves fewer rows than were read.
+                    unread = max(0, ring.total_rows - (notes[-1].rows if notes else 0))
+                    unread += max(0, ring.unseen_rows - (notes[-1].unseen_rows if notes else 0))
                     if not (notes and notes[-1].inherited):
                         unread += ring.inherited_rows
                     dead.append((ring.created_at_us, path, unread))

@@ -101,7 +101,7 @@ class GeneralCalls:
             self._write_pieces(ring, chunk)
         finally:
             ring.leave()
-        self._books.recomputed_rows += int(np.count_nonzero(flags & _RECOMPUTED))
+        self._books.recomputed.add(int(np.count_nonzero(flags & _RECOMPUTED)))
 
     def _write_pieces(self, ring: RingWriter, chunk: Chunk) -> None:
         mask = column_mask(chunk.values)
@@ -121,7 +121,7 @@ class GeneralCalls:
         """Take out the rows of requests that sampling does not take; bad ones count as such."""
         takes = np.repeat([*map(self._sampling.takes, call.names)], call.counts)
         keep = takes if call.bad_rows is None else takes | call.bad_rows
-        self._books.unsampled_rows += call.rows - int(np.count_nonzero(keep))
+        self._books.unsampled.add(call.rows - int(np.count_nonzero(keep)))
         call.keep(keep)
 
     def _span(self, values: dict[str, Any]) -> tuple[int, int]:

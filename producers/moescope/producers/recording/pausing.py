@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_SECONDS: Final = 1.0
 NOT_RECORDING: Final = "recording is switched off"
-"""What every probe says of passes that it did not read while a recorder records nothing."""
+"""What a probe says of a pass that it did not read as the recorder records nothing.
+
+The recorder tells its own reason in place of this one, as long as it has one.
+"""
 
 
 class Pausing:

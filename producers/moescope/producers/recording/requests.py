@@ -54,6 +54,10 @@ class Requests:
         """Write ends into this ring from now on."""
         self._ring = ring
 
+    def close(self) -> None:
+        """Let go of the ring; with its lock."""
+        self._ring = None
+
     def begin(
         self,
         request_id: str,

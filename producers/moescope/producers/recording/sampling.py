@@ -40,35 +40,42 @@ class Sampling:
 
     def __init__(self, ratio: float) -> None:
         self._draws: dict[str, int] = {}
-        self._latest: tuple[list[Any], Picked] = ([], _pick([], []))
+        self._latest: tuple[list[Any], int, Picked] = ([], 0, _pick([], []))
         self.change(ratio)
 
     def change(self, ratio: float) -> None:
         """Take another share from now on, of running requests too."""
         self._below = round(ratio * _EVERY_HASH)
-        self._latest = ([], _pick([], []))
         self.takes_all = self._below >= _EVERY_HASH
 
     def pick(self, names: list[Any]) -> Picked:
-        """Which of these requests are recorded; an engine's steps ask for the same again."""
-        asked, picked = self._latest
+        """Which of these requests are recorded; an engine's steps ask for the same again.
+
+        Without a lock: another thread may change the share at any point, and what was picked by
+        the one before must not stay.
+        """
+        asked, limit, picked = self._latest
+        below = self._below
         try:
-            if asked == names:
+            if limit == below and asked == names:
                 return picked
         except Exception:  # noqa: BLE001, S110 - there are things that cannot be compared
             pass
-        picked = _pick(names, [*map(self.takes, names)])
-        self._latest = ([*names], picked)
+        picked = _pick(names, [self._takes(name, below) for name in names])
+        self._latest = ([*names], below, picked)
         return picked
 
     def takes(self, request: str | None) -> bool:
         """Whether a request is recorded; what is no request id is taken, for others to refuse."""
-        if self.takes_all or type(request) is not str:
+        return self._takes(request, self._below)
+
+    def _takes(self, request: str | None, below: int) -> bool:
+        if below >= _EVERY_HASH or type(request) is not str:
             return True
         draw = self._draws.get(request)
         if draw is None:
             draw = self._draw(request)
-        return draw < self._below
+        return draw < below
 
     def _draw(self, request: str) -> int:
         try:

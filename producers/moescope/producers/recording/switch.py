@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 DISABLE_VARIABLE: Final = "MOESCOPE_DISABLE"
@@ -15,9 +16,9 @@ DISABLE_FILE: Final = "disable"
 _MEANS_NO: Final = frozenset({"", "0", "false", "no", "off"})
 
 
-def disabled_by_environment() -> str:
+def disabled_by_environment(environment: Mapping[str, str] = os.environ) -> str:
     """Why the recorder must not even start, or empty."""
-    value = os.environ.get(DISABLE_VARIABLE, "").strip().lower()
+    value = environment.get(DISABLE_VARIABLE, "").strip().lower()
     return "" if value in _MEANS_NO else f"{DISABLE_VARIABLE} is set"
 
 

@@ -86,6 +86,11 @@ class UsualCalls:
         self._row_shape = (shape.layers, shape.top_k)
         self._runs_of: ResolvedRequests | None = None
         self._single_row_runs = b""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Write nothing any more; with the lock."""
+        self._is_open = False
 
     def record(
         self,
@@ -124,7 +129,8 @@ class UsualCalls:
             dropped: …
 
         Returns:
-            False if the call is not usual, or the ring is busy: then nothing has happened.
+            False if the call is not usual, or the ring is busy or closed: then nothing has
+            happened.
         """
         if not (
             type(expert_ids) is np.ndarray
@@ -192,7 +198,7 @@ class UsualCalls:
             picked.names, counts, rows.take(places), phase, time_us
         ):
             return False
-        self._books.unsampled_rows += len(rows.position) - len(places)
+        self._books.unsampled.add(len(rows.position) - len(places))
         return True
 
     def _record(
@@ -212,7 +218,7 @@ class UsualCalls:
         if not self._lock.acquire(False):  # noqa: FBT003 - a keyword takes twice as long
             return False
         try:
-            resolved = self._resolve(names)
+            resolved = self._resolve(names) if self._is_open else None
             if resolved is None:
                 return False
             runs = self._packed_runs(resolved, counts)

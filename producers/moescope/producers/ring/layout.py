@@ -54,6 +54,9 @@ CRC_AT: Final = 20
 CRC: Final = struct.Struct("<I")
 ALIGNMENT: Final = 8
 
+MOST_ROWS: Final = 2**40
+"""No count of rows is larger: where one is, it is damaged."""
+
 RING_SUFFIX: Final = ".ring"
 UNFINISHED_SUFFIX: Final = ".ring.new"
 DAMAGED_SUFFIX: Final = ".ring.damaged"

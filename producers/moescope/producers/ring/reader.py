@@ -31,12 +31,16 @@ from moescope.producers.ring.layout import (
     State,
 )
 from moescope.producers.ring.notes import Note, read_notes, write_note
-from moescope.producers.ring.unseen import REASON_SLOTS, count_word, read_reason
+from moescope.producers.ring.state import PublishedState
+from moescope.producers.ring.unseen import read_reason
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from moescope.producers.ring.rows import RowShape
+
 _ATTEMPTS_BEFORE_DAMAGED: Final = 3
+_CLOSED: Final = frozenset(Closing)
 
 
 class Frame(NamedTuple):
@@ -59,8 +63,13 @@ class Frame(NamedTuple):
 class RingReader:
     """The one reader of a ring, which can neither stop nor slow its writer.
 
+    What the writer tells in words without a checksum is looked at: where a property or method
+    finds that a word cannot be true, it raises RingFormatError.
+
     Args:
         path: The ring file.
+        is_looking: Whether it is only looked at: then there are no notes to leave, and the file
+            may belong to another user.
 
     Attributes:
         position: Where the next frame is expected; may be set to the end of an earlier frame,
@@ -73,11 +82,12 @@ class RingReader:
         OSError: It cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_looking: bool = False) -> None:
         self.path = path
-        self._file = os.open(path, os.O_RDWR)
+        self._file = os.open(path, os.O_RDONLY if is_looking else os.O_RDWR)
+        access = mmap.PROT_READ if is_looking else mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            self._open(os.fstat(self._file).st_size)
+            self._open(os.fstat(self._file).st_size, access)
         except RingFormatError:
             os.close(self._file)
             raise
@@ -95,23 +105,37 @@ class RingReader:
     @property
     def total_rows(self) -> int:
         """Rows in all frames that were ever written."""
-        return self._words[State.ROWS]
+        return self._state.count(State.ROWS)
 
     @property
     def rejected_rows(self) -> int:
         """Rows that the recorder refused so far."""
-        return self._words[State.REJECTED]
+        return self._state.count(State.REJECTED)
 
     @property
     def unseen_rows(self) -> int:
         """Rows that the engine computed and nobody could record so far."""
-        return self._words[State.UNSEEN]
+        return self._state.count(State.UNSEEN)
 
     def unseen_by_reason(self) -> tuple[int, ...]:
         """The same by slot of the reason, and last those without one."""
-        total = self.unseen_rows  # before the slots, which a writer counts first
-        slots = [self._words[count_word(slot)] for slot in range(REASON_SLOTS)]
-        return (*slots, max(0, total - sum(slots)))
+        return self._state.unseen_by_reason()
+
+    def rows_behind(self, position: int, rows: int, shape: RowShape) -> int:
+        """Rows in the frames from a position on, before which there are that many."""
+        return self._state.rows_behind(position, rows, shape)
+
+    def check(self, shape: RowShape) -> None:
+        """Look at all that the writer tells.
+
+        Raises:
+            RingFormatError: Some of it cannot be true.
+        """
+        self._state.check(self.position, shape)
+
+    def damage(self, why: str) -> RingFormatError:
+        """The error that says that this ring is damaged."""
+        return self._state.damage(why)
 
     def unseen_reason(self, slot: int) -> str:
         """What the rows of a slot are unseen for; may be empty."""
@@ -120,12 +144,12 @@ class RingReader:
     @property
     def inherited_rows(self) -> int:
         """Rows of older rings that the recorder removed unread when it started."""
-        return self._words[State.INHERITED]
+        return self._state.count(State.INHERITED)
 
     @property
     def has_ended(self) -> bool:
         """Whether no frame will follow: the writer closed the ring, or it is gone."""
-        return self._words[State.CLOSED] != 0 or not is_locked(self._file)
+        return self._words[State.CLOSED] in _CLOSED or not is_locked(self._file)
 
     @property
     def is_complete(self) -> bool:
@@ -206,10 +230,10 @@ class RingReader:
             self._map.close()
         os.close(self._file)
 
-    def _open(self, size: int) -> None:
+    def _open(self, size: int, access: int) -> None:
         if size < HEADER_BYTES:
             raise _no_ring(self.path, f"It has only {size} bytes.")
-        self._map = mmap.mmap(self._file, size, flags=mmap.MAP_SHARED)
+        self._map = mmap.mmap(self._file, size, flags=mmap.MAP_SHARED, prot=access)
         self._buffer = memoryview(self._map)
         self._header = self._buffer[:HEADER_BYTES]
         self._words = self._header.cast("Q")
@@ -224,6 +248,7 @@ class RingReader:
         if capacity != size - HEADER_BYTES or capacity != segment_bytes * SEGMENTS:
             raise _no_ring(self.path, "Its length does not fit its header.")
         self.geometry = Geometry(capacity, segment_bytes)
+        self._state = PublishedState(self.path, self._words, self.geometry)
         profile = b""
         if profile_bytes <= MAX_PROFILE_BYTES:
             profile = bytes(self._header[PROFILE_AT : PROFILE_AT + profile_bytes])

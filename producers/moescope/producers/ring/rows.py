@@ -54,6 +54,7 @@ _COLUMNS: Final = (
 )
 COLUMN_NAMES: Final = tuple(column.name for column in _COLUMNS)
 _BITS: Final = {name: 1 << index for index, name in enumerate(COLUMN_NAMES)}
+_EVERY_FRAME: Final = sum(_BITS[name] for name in ("position", "phase", "flags", "expert_ids"))
 _RUN_ROWS: Final = np.dtype("<u4")
 
 
@@ -84,6 +85,11 @@ class RowShape:
     def longest_row_frame(self) -> int:
         """Bytes of the frame of one row with every column and the longest names."""
         return FRAME_BYTES + rows_body_bytes(place_columns(self, -1, 1), 1, MAX_FACTS_BYTES)
+
+    def shortest_row(self) -> int:
+        """Bytes that each row takes at least, with no column but those that every frame has."""
+        placed = place_columns(self, _EVERY_FRAME, 1).columns
+        return sum(column.dtype.itemsize * math.prod(column.shape) for column in placed)
 
 
 @lru_cache(maxsize=512)

@@ -58,12 +58,17 @@ def write_reason(header: memoryview, slot: int, name: str) -> None:
 
 
 def read_reason(header: memoryview, slot: int) -> str:
-    """What a slot is called; empty where no reason was told."""
+    """What a slot is called; empty where no reason was told, or its text is damaged."""
     if slot == WITHOUT_REASON:
         return ""
     _, length = _TEXT.unpack_from(header, _place(slot))
+    if length > _LONGEST_TEXT:
+        return ""
     start = _place(slot) + _TEXT.size
-    return bytes(header[start : start + min(length, _LONGEST_TEXT)]).decode(errors="replace")
+    try:
+        return bytes(header[start : start + length]).decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 def write_told(header: memoryview, sequence: int, told: tuple[int, ...]) -> None:

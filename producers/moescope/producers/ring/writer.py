@@ -20,6 +20,7 @@ from moescope.producers.ring.layout import (
     HEADER_BYTES,
     MAGIC,
     MAX_PROFILE_BYTES,
+    MOST_ROWS,
     PROFILE_AT,
     UNFINISHED_SUFFIX,
     VERSION,
@@ -90,7 +91,7 @@ class RingWriter:
                 geometry.segment_bytes, created_at_us, crc32c(profile), os.getpid(),
             )  # fmt: skip
             self.buffer[PROFILE_AT : PROFILE_AT + len(profile)] = profile
-            self._words[State.INHERITED] = inherited_rows
+            self._words[State.INHERITED] = min(inherited_rows, MOST_ROWS)
             unfinished.rename(self.path)  # an agent only ever sees whole, locked rings
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -156,12 +157,13 @@ class RingWriter:
         self._words[_BUSY] = self._busy
 
     def reject(self, rows: int) -> None:
-        """Count rows that were refused."""
-        self._rejected += rows
+        """Count rows that were refused; the count ends at `MOST_ROWS`."""
+        self._rejected = min(self._rejected + rows, MOST_ROWS)
         self._words[State.REJECTED] = self._rejected
 
     def miss(self, rows: int, reason: str) -> None:
-        """Count rows that nobody could record."""
+        """Count rows that nobody could record; the count ends at `MOST_ROWS`."""
+        rows = min(rows, MOST_ROWS - self._unseen)
         slot, name = reason_slot(self._reasons, reason)
         if name not in self._reasons:
             write_reason(self.buffer, slot, name)
