@@ -11,7 +11,12 @@ import pytest
 import zstandard
 from support.decoded_logs import LoggedBatch, log_of
 
-from moescope.core.batchlog import BatchLogReader, BatchLogWriter, list_partitions
+from moescope.core.batchlog import (
+    BatchLogLockedError,
+    BatchLogReader,
+    BatchLogWriter,
+    list_partitions,
+)
 from moescope.core.clock import NO_TIME
 from moescope.core.vocabulary import Phase, RankOrder, RowFlag
 from moescope.producers.importers import (
@@ -88,6 +93,24 @@ def test_other_options_are_another_import_but_limits_are_not(tmp_path: Path) -> 
     assert nodes[1] == nodes[3] != nodes[0]
 
 
+def test_an_import_that_is_running_is_waited_for(tmp_path: Path) -> None:
+    """Of a log's writer somebody is told to take another name, and an import has none."""
+    path = lines_file(tmp_path, tokens(3))
+    node = import_files("jsonl", [path], tmp_path / "other", OPTIONS).files[0].node
+    log = tmp_path / "log"
+    log.mkdir()
+    with (
+        BatchLogWriter(log, node, domain=node, append_clock="none"),
+        pytest.raises(BatchLogLockedError) as caught,
+    ):
+        import_files("jsonl", [path], log, OPTIONS)
+    assert caught.value.what == f"Another import of {path} is running."
+    assert node in caught.value.why
+    assert caught.value.next_step.startswith("Wait until it has ended, then run this one again")
+    assert caught.value.exit_code == 3
+    assert import_files("jsonl", [path], log, OPTIONS).rows == 3
+
+
 def test_an_import_that_broke_off_is_taken_up_again(tmp_path: Path) -> None:
     """Batches that are in the log already are not written twice."""
     path = lines_file(tmp_path, tokens(6, time=0) + tokens(0))
@@ -143,7 +166,7 @@ def test_an_import_stops_only_when_the_caller_set_a_limit(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
-        (tokens(2), {}, "number of experts per layer is not known"),
+        (tokens(2), {}, "not known: experts"),
         ([], OPTIONS, "No line of"),
         (["{"], OPTIONS, "No line of"),
         (tokens(1), {**OPTIONS, "expert": "4"}, "no import option 'expert'"),
@@ -357,3 +380,51 @@ def test_progress_names_the_file(tmp_path: Path) -> None:
         "jsonl", [lines_file(tmp_path, tokens(1))], tmp_path / "log", OPTIONS, progress=progress
     )
     assert calls[-1] == (1, "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"experts": [[1]], "request": "r" * 1_000, "task": "t" * 1_000, "scene": "s" * 1_000},
+        {"experts": [[1] * 200] * 40},
+    ],
+    ids=["long names", "wide lines"],
+)
+def test_memory_is_bounded_while_lines_are_read(line: dict[str, Any], tmp_path: Path) -> None:
+    """Not behind the last one: what is too much is noticed before a bad line at the end is."""
+    lines: list[dict[str, Any] | str] = [
+        {**line, "request": f"{line.get('request', 'r')}{number}"} for number in range(400)
+    ]
+    path = lines_file(tmp_path, [*lines, "no line"])
+    options = {**OPTIONS, "experts": "256", "max_rejected": "0", "max_memory_mib": "1"}
+    with pytest.raises(ImportFormatError, match="more than 1 MiB of memory"):
+        import_files("jsonl", [path], tmp_path / "log", options)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"experts": "1,2"}', '{"experts": [["1"]]}', '{"experts": [[1.5]]}',
+        '{"experts": [[true]]}',
+        '{"experts": [[NaN]]}', '{"experts": [[-1]]}', '{"experts": [[1e400]]}',
+        '{"experts": [[65536]]}', '{"experts": {"0": [1]}}', '{"experts": [[1], 2]}',
+        '{"experts": [[]]}', '{"experts": []}', '{"experts": null}',
+        '{"experts": [[1]], "position": -1}', '{"experts": [[1]], "position": "0"}',
+        '{"experts": [[1]], "position": NaN}', '{"experts": [[1]], "time": NaN}',
+        '{"experts": [[1]], "time": Infinity}', '{"experts": [[1]], "time": "yesterday"}',
+        '{"experts": [[1]], "request": ["r"]}', '{"experts": [[1]], "request": {"a": 1}}',
+        '{"experts": [[1]], "request": "\\ud800"}', '{"experts": [[1]], "phase": 3}',
+        '{"experts": [1], "layer": [0]}',
+        '{"experts": [[1]], "weights": [[NaN]]}', '{"experts": [[1]], "weights": "1"}',
+        '{"experts": [[' + "1" * 5_000 + "]]}", "[" * 100_000, "null", "[]", '"text"', "\x00\x01",
+    ],
+)  # fmt: skip
+def test_a_line_with_values_of_the_wrong_kind_is_rejected_alone(wrong: str, tmp_path: Path) -> None:
+    """Whatever stands in a line, it ends as one rejected line with a reason of a few words."""
+    path = lines_file(tmp_path, [*tokens(2), wrong])
+    options = {**OPTIONS, "weight_bits": "8"}
+    report = import_files("jsonl", [path], tmp_path / "log", options)
+    assert (report.rows, report.rejected) == (2, 1)
+    [reject] = report.files[0].first_rejects
+    assert reject.line == 3
+    assert 0 < len(reject.reason) + len(reject.detail) < 300

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -175,3 +176,25 @@ def test_many_steps_become_several_batches(tmp_path: Path, monkeypatch: pytest.M
     assert [piece.step for piece in imported_pieces(tmp_path / "log")] == list(range(20))
     [batches] = log_of(tmp_path / "log").values()
     assert [batch.header.sequence for batch, _ in batches] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("copy", ["rank00.jsonl", "rank0.jsonl.gz", "rank0.jsonl.bak"])
+def test_two_files_of_one_rank_are_refused(tmp_path: Path, copy: str) -> None:
+    """A forgotten copy would double a rank's steps, or reject every line of one of both."""
+    folder = tmp_path / "t"
+    first = rank_file(folder, [line([[2, 2, 2, 2]])])
+    content = first.read_bytes()
+    (folder / copy).write_bytes(gzip.compress(content) if copy.endswith(".gz") else content)
+    with pytest.raises(ImportFormatError, match="are of rank 0: ") as caught:
+        imported(folder, tmp_path / "log")
+    assert copy in caught.value.what
+    (folder / copy).unlink()
+    assert imported(folder, tmp_path / "log").rows == 4
+
+
+def test_memory_for_counts_is_bounded(tmp_path: Path) -> None:
+    """A run of a month fits or is refused with a word; the machine is not filled up."""
+    path = rank_file(tmp_path / "t", [line([[2, 2, 2, 2]], step) for step in range(800)])
+    with pytest.raises(ImportFormatError, match="more than 1 MiB of memory"):
+        imported(path, tmp_path / "log", max_memory_mib="1")
+    assert imported(path, tmp_path / "log", max_memory_mib="2").rows == 800 * 4

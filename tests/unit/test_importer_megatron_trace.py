@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,8 +21,6 @@ from moescope.core.vocabulary import Phase, RankOrder
 from moescope.producers.importers import ImportFormatError, import_files
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from moescope.producers.importers import ImportReport
 
 OPTIONS = {"experts": "8"}
@@ -194,7 +194,7 @@ def test_damaged_records_are_rejected_with_file_and_line(
     report = imported(tmp_path / "t", tmp_path / "log", **ROWS)
     assert report.files[0].rejected == {reason: 1}
     assert report.files[0].first_rejects[0].line == 2
-    assert "router_trace_rank0.jsonl" in report.files[0].first_rejects[0].detail
+    assert report.files[0].first_rejects[0].file.endswith("/router_trace_rank0.jsonl")
     assert len(imported_rows(tmp_path / "log")) == 1
 
 
@@ -261,3 +261,48 @@ def test_experts_have_to_be_named_and_memory_is_bounded(tmp_path: Path) -> None:
         import_files("megatron-trace", [path], tmp_path / "log")
     with pytest.raises(ImportFormatError, match="MiB of memory"):
         imported(path, tmp_path / "log", max_memory_mib="1")
+
+
+@pytest.mark.parametrize("copy", ["router_trace_rank00.jsonl", "router_trace_rank0.jsonl.gz"])
+def test_one_step_of_one_rank_in_two_files_is_refused(tmp_path: Path, copy: str) -> None:
+    """Another run's file in the folder would be taken for a second micro-batch of each step."""
+    folder = tmp_path / "t"
+    trace(folder, [record([[0, 1]], step=step) for step in (1, 2)])
+    again = "".join(json.dumps(record([[2, 3]], step=step)) + "\n" for step in (2, 3)).encode()
+    (folder / copy).write_bytes(gzip.compress(again) if copy.endswith(".gz") else again)
+    with pytest.raises(ImportFormatError, match="hold step 2 of rank 0: ") as caught:
+        imported(folder, tmp_path / "log", **ROWS)
+    assert copy in caught.value.what
+    later = "".join(json.dumps(record([[2, 3]], step=step)) + "\n" for step in (3, 4)).encode()
+    (folder / copy).write_bytes(gzip.compress(later) if copy.endswith(".gz") else later)
+    assert imported(folder, tmp_path / "log", **ROWS).rows == 4  # a rank may go on in another file
+
+
+def test_many_small_records_are_bounded_as_well(tmp_path: Path) -> None:
+    """Records of one token hold more memory than their ids."""
+    path = trace(tmp_path, [record([[0, 1]], step=step) for step in range(800)])
+    with pytest.raises(ImportFormatError, match="more than 1 MiB of memory"):
+        imported(path, tmp_path / "log", max_memory_mib="1")
+    assert imported(path, tmp_path / "log", max_memory_mib="2").rows == 800
+
+
+def test_rejects_of_a_folder_lead_to_a_file_and_come_in_order(tmp_path: Path) -> None:
+    """An editor opens `file:line`; what grouping finds is told where its line is, not last."""
+    first = trace(
+        tmp_path / "t",
+        [record([[0, 1]], step=1), "no record"]
+        + [record([[2, 3]], layer, step=2) for layer in (0, 1)],
+    )
+    second = trace(tmp_path / "t", ["no record, either"], rank=1)
+    report = imported(tmp_path / "t", tmp_path / "log", **ROWS).files[0]
+    expected = [(str(first), 1), (str(first), 2), (str(second), 1)]
+    assert [(reject.file, reject.line) for reject in report.first_rejects] == expected
+    assert str(report.first_rejects[0]).startswith(f"{first}:1: a micro-batch without all layers")
+    lines = Path(report.rejects_file).read_text(encoding="utf-8").splitlines()
+    assert [(each["file"], each["line"]) for each in map(json.loads, lines)] == expected
+    assert [json.loads(line)["reason"] for line in lines] == [
+        reject.reason for reject in report.first_rejects
+    ]
+    assert [path.name for path in (tmp_path / "log").glob("*.rejects*")] == [
+        Path(report.rejects_file).name
+    ]

@@ -102,7 +102,7 @@ def test_ids_per_token_become_rows_with_true_positions(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page_are_imported_as_the_page_says(
-    repository_root: Path, tmp_path: Path
+    repository_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who writes a dump by the page gets the rows and counts that it names."""
     page = repository_root / "docs" / "reference" / "importers" / "sglang-records.md"
@@ -111,15 +111,14 @@ def test_the_examples_of_the_page_are_imported_as_the_page_says(
         arange=np.arange, stack=np.stack, full=np.full, tensor=np.array, int32=np.int32,
         save=lambda value, name: write_tensors(tmp_path / name, value),
     )  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     exec(program, {"torch": files})  # noqa: S102 - a page of this repository
 
     def of(mode: str, **options: str) -> ImportReport:
-        return imported(
-            tmp_path / f"expert_distribution_recorder_{mode}_0.pt", tmp_path / mode, **options
-        )
+        return imported(tmp_path / mode, tmp_path / "log" / mode, **options)
 
     of("per_token")
-    assert imported_rows(tmp_path / "per_token") == [
+    assert imported_rows(tmp_path / "log" / "per_token") == [
         ("pass-7-rank-0-0", 0, Phase.PREFILL, [[1, 2]], (1,), None),
         ("pass-7-rank-0-0", 1, Phase.PREFILL, [[3, 4]], (1,), None),
         ("pass-7-rank-0-1", 0, Phase.PREFILL, [[0, 5]], (1,), None),
@@ -225,6 +224,23 @@ def test_impossible_passes_are_rejected_alone(
     assert report.files[0].rejected == {reason: 1}
     assert report.files[0].first_rejects[0].line == 2
     assert len(imported_rows(tmp_path / "log")) == 1
+
+
+def test_rejects_of_a_folder_lead_to_the_dump_and_the_record(tmp_path: Path) -> None:
+    """The folder's name and a number lead nowhere: each rank has a record of that number."""
+    good, holes = token_pass([[[0, 1]], [[0, 1]]]), token_pass([[[0, -1]], [[0, 1]]], 2, rank=1)
+    broken = token_pass([[[0, 1]], [[0, 1]]], 3, rank=1, forward_mode=99)
+    other = token_pass([[[0, 1]], [[0, 1]]], 4, gatherer_key="child_a")
+    first = dump(tmp_path / "d", [good, other])
+    second = dump(tmp_path / "d", [holes, broken], 1)
+    found = imported(tmp_path / "d", tmp_path / "log").files[0].first_rejects
+    assert [(reject.file, reject.line) for reject in found] == [
+        (str(first), 2), (str(second), 1), (str(second), 2),
+    ]  # fmt: skip
+    path = dump(tmp_path / "c", [count_pass([[0] * 6, [2, 0, 0, 0, 0, 0], [1] * 6])])
+    with pytest.raises(ImportFormatError) as raised:
+        imported(tmp_path / "c", tmp_path / "log", top_k="2")
+    assert f"{path}:1: " in str(raised.value.why)
 
 
 def test_rows_without_all_ids_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -366,3 +382,45 @@ def test_what_cannot_be_known_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ImportFormatError, match="has no file"):
         imported(tmp_path / "empty", tmp_path / "log")
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0, 2.0], ids=str)
+def test_numbers_that_are_no_integers_are_no_ids_or_counts(tmp_path: Path, value: float) -> None:
+    """NaN turned into an integer would be an expert, and a fraction half a token."""
+    odd = np.full((LAYERS, 1, 8), value, np.float32)
+    sound = token_pass([[[0, 1]], [[2, 3]]], 2)
+    path = dump(tmp_path / "ids", [token_pass([[[0, 1]], [[2, 3]]], topk_ids_of_layer=odd), sound])
+    report = imported(path, tmp_path / "log")
+    assert (report.rows, report.rejected) == (1, 1)
+    counted = count_pass([[0] * 6, [2, 2] + [0] * 4, [2, 2] + [0] * 4], 2)
+    broken = {**counted, "global_physical_count": np.full((LAYERS, PHYSICAL), value, np.float32)}
+    path = dump(tmp_path / "counts", [broken, counted])
+    report = imported(path, tmp_path / "log", top_k="2")
+    assert (report.rows, report.rejected) == (2, 1)
+    total = {"logical_count": np.full((1, LAYERS, PHYSICAL), value, np.float32)}
+    with pytest.raises(ImportFormatError, match="logical_count is impossible"):
+        imported(write_tensors(tmp_path / "a.pt", total), tmp_path / "log", top_k="2")
+    records = {"records": [counted], "last_physical_to_logical_map": np.full((3, 6), value, "f4")}
+    with pytest.raises(ImportFormatError, match="last_physical_to_logical_map is impossible"):
+        imported(write_tensors(tmp_path / "b.pt", records), tmp_path / "log", top_k="2")
+
+
+def test_negative_numbers_are_never_ids_counts_or_places(tmp_path: Path) -> None:
+    """As an index a number below zero names something else; −1 alone says that there is none."""
+    bad = np.full((LAYERS, 1, 8), -2, np.int32)
+    wrong = [
+        token_pass([[[0, 1]], [[2, 3]]], topk_ids_of_layer=bad),
+        token_pass([[[0, 1]], [[2, 3]]], positions=[-1]),
+        token_pass([[[0, 1]], [[2, 3]]], extend_seq_lens=[-1]),
+        token_pass([[[0, 1]], [[2, 3]]], forward_pass_id=-1),
+        token_pass([[[0, 1]], [[2, 3]]], rank=-1),
+        token_pass([[[0, 1]], [[2, 3]]], forward_mode=-1),
+    ]
+    path = dump(tmp_path / "d", [*wrong, token_pass([[[0, 1]], [[2, 3]]], 9)])
+    report = imported(path, tmp_path / "log")
+    assert (report.rows, report.rejected) == (1, len(wrong))
+    assert report.files[0].rejected["an id beyond the physical experts"] == 1
+    for name, shape in (("logical_count", (1, 2, 2)), ("last_physical_to_logical_map", (2, 2))):
+        value = {"records": [], name: -np.ones(shape, np.int64)}
+        with pytest.raises(ImportFormatError, match=f"{name} has numbers below 0"):
+            imported(write_tensors(tmp_path / f"{name}.pt", value), tmp_path / "log", top_k="2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,37 @@ def test_tensors_outside_of_their_storage_are_refused(body: bytes, tmp_path: Pat
     path = write_tensors(tmp_path / "a.pt", np.zeros(4, np.int32), pickle=body)
     with open_tensors(path, MIB) as archive, pytest.raises(ImportFormatError):
         archive.array(archive.data)
+
+
+def test_storages_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    """A name of an entry is a claim, too: of none, of one elsewhere, or of another length."""
+    whole = write_tensors(tmp_path / "whole.pt", np.zeros(4, np.int32))
+    for number, (name, content) in enumerate(
+        (("data/1", bytes(16)), ("../data/0", bytes(16)), ("data/0", bytes(15)), ("data/0", b""))
+    ):
+        path = tmp_path / f"{number}.pt"
+        with zipfile.ZipFile(whole) as source, zipfile.ZipFile(path, "w") as target:
+            target.writestr("archive/data.pkl", source.read("archive/data.pkl"))
+            target.writestr(f"archive/{name}", content)
+        with open_tensors(path, MIB) as archive:
+            with pytest.raises(ImportFormatError, match="no tensor file that can be read") as told:
+                archive.array(archive.data)
+            assert "data/0" in told.value.why
+
+
+def test_a_huge_declared_size_takes_no_memory(tmp_path: Path) -> None:
+    """Sizes are claims: the process grows by nothing that the file does not hold."""
+    body = _tensor((2**31,), (0,)).replace(
+        b"K\x04tQ", b"\x8a\x08" + struct.pack("<q", 2**40) + b"tQ"
+    )
+    path = write_tensors(tmp_path / "a.pt", np.zeros(4, np.int32), pickle=body)
+    tracemalloc.start()
+    try:
+        with open_tensors(path, 1 << 40) as archive, pytest.raises(ImportFormatError):
+            archive.array(archive.data)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_views_of_the_same_numbers_are_bounded_together(tmp_path: Path) -> None:

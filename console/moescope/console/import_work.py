@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from moescope.console.output import counted, note, print_json, print_table
 from moescope.console.places import log_root
 from moescope.console.progress import progress
-from moescope.core.batchlog import BatchLogReader
-from moescope.core.errors import InputError
+from moescope.core.batchlog import BatchLogLockedError, BatchLogReader
+from moescope.core.errors import InputError, MoescopeError
 from moescope.producers.importers import FORMATS, import_files
 
 if TYPE_CHECKING:
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from moescope.core.accounts import PartitionProgress
     from moescope.core.settings import Settings
     from moescope.producers.importers.report import FileReport
+
+
+GO_ON: Final = (
+    "What was written is kept: run the same command again, and it goes on where it stopped."
+)
 
 
 def list_formats(*, as_json: bool) -> None:
@@ -39,7 +44,21 @@ def import_and_process(
 
     Raises:
         InputError: A file, format or option cannot be used.
+        MoescopeError: The log or the store cannot be written; what to do is told, too.
+        OSError: So is the folder.
     """
+    try:
+        return _imported_and_processed(form, paths, options, settings, process=process)
+    except (MoescopeError, OSError) as error:
+        is_elsewhere = isinstance(error, BatchLogLockedError)  # and says itself what to do
+        if isinstance(error, OSError) or (error.retriable and not is_elsewhere):
+            note(GO_ON)
+        raise
+
+
+def _imported_and_processed(
+    form: str, paths: list[Path], options: list[str], settings: Settings, *, process: bool
+) -> dict[str, Any]:
     parsed: dict[str, str] = {}
     for option in options:
         name, sign, value = option.partition("=")

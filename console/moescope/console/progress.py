@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LINE_SECONDS = 10.0
+
+_log: Final = logging.getLogger("moescope.console")
 
 
 class Report(Protocol):
@@ -22,19 +25,21 @@ class Report(Protocol):
 
 
 @contextmanager
-def progress(title: str, total: float | None = None) -> Iterator[Report]:
+def progress(title: str, total: float | None = None, *, may_idle: bool = False) -> Iterator[Report]:
     """Show progress while the block runs.
 
     Args:
         title: What is being done.
         total: The value of `done` at the end, when it is known.
+        may_idle: Whether a report of the same `done` as the line before says that there was nothing
+            to do: then it is logged for debugging only.
     """
     if sys.stderr.isatty():
         with _bar(title, total) as report:
             yield report
         return
     print(f"{title} …", file=sys.stderr, flush=True)
-    yield _lines(title, total, time.monotonic)
+    yield _lines(title, total, time.monotonic, may_idle=may_idle)
 
 
 @contextmanager
@@ -59,14 +64,22 @@ def _bar(title: str, total: float | None) -> Iterator[Report]:
             bar.update(task, completed=total)
 
 
-def _lines(title: str, total: float | None, clock: Callable[[], float]) -> Report:
-    last = clock()
+def _lines(
+    title: str, total: float | None, clock: Callable[[], float], *, may_idle: bool
+) -> Report:
+    last, told = clock(), 0.0
 
     def report(done: float, detail: str = "") -> None:
-        nonlocal last
-        if clock() - last >= LINE_SECONDS:
-            last = clock()
-            share = f" {done / total:.0%}" if total else ""
-            print(f"{title}{share} {detail}".rstrip(), file=sys.stderr, flush=True)
+        nonlocal last, told
+        if clock() - last < LINE_SECONDS:
+            return
+        last = clock()
+        share = f" {done / total:.0%}" if total else ""
+        line = f"{title}{share} {detail}".rstrip()
+        if may_idle and done == told:
+            _log.debug("%s: idle", line)
+            return
+        told = done
+        print(line, file=sys.stderr, flush=True)
 
     return report

@@ -181,7 +181,7 @@ def test_the_program_of_the_page_writes_dumps_that_are_imported(
     for mode, options, number in (
         ("per_token", [], 4), ("per_pass", ["top_k=2"], 4), ("stat", ["top_k=2"], 12),
     ):  # fmt: skip
-        result = imported(tmp_path / f"expert_distribution_recorder_{mode}_0.pt", *options)
+        result = imported(tmp_path / mode, *options)
         assert (result["rows"], result["rejected"]) == (number, 0)
 
 

@@ -18,7 +18,7 @@ from moescope.core.batch import (
 from moescope.core.vocabulary import MAX_EXPERTS, Fidelity, Phase, RowFlag
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.json_values import parse_object
+from moescope.producers.importers.json_values import parse_object, shown
 from moescope.producers.importers.options import (
     MAX_REJECTED,
     REVISION,
@@ -41,8 +41,10 @@ AGGREGATE_PHASE = Phase.EVAL
 and its rows enter task windows like any others."""
 
 _SECTIONS = ("expert_counts", "expert_counts_top1")
+_NO_TOP_K = "unknown top-k"
 _LARGEST_COUNT = 2**32 - 1
 _LARGEST_TOKENS = 2**31 - 1
+_LONGEST_LAYER_NAME = 20
 
 
 def _top_k_by_model(text: str) -> dict[str, int]:
@@ -133,7 +135,7 @@ def parse(
         raise ImportFormatError(
             f"No counts of {path} can be imported.",
             why=str(rejects.first[0]) if rejects.first else "No model has such a section.",
-            next_step="Check -o section=… and -o top_k=…",
+            next_step=_advice(rejects),
         )
     return ParsedFile(
         batches=batches,
@@ -142,6 +144,15 @@ def parse(
         suspicious={},
         notes=("Counts have no positions and no times: they form task windows only.",),
     )
+
+
+def _advice(rejects: Rejects) -> str:
+    """What to check; all models that lack their k at once."""
+    lacking = [one.detail.partition(":")[0] for one in rejects.first if one.reason == _NO_TOP_K]
+    if not lacking:
+        return "Check -o section=… and -o top_k=…"
+    given = ",".join(f"{model}=NUMBER" for model in lacking)
+    return f"Give the experts per token of each model: -o top_k={given}"
 
 
 def _groups_of_model(
@@ -178,7 +189,7 @@ def _top_k(model: str, sections: dict[str, Any], given: Mapping[str, int]) -> in
         return ratios.pop()
     if "" in given:
         return given[""]
-    raise RejectedLineError("unknown top-k", f"{model}: give -o top_k={model}=NUMBER")
+    raise RejectedLineError(_NO_TOP_K, f"{model}: give -o top_k={model}=NUMBER")
 
 
 def _ratios(selected: Any, first_choices: Any) -> Iterator[int]:
@@ -225,8 +236,10 @@ def _group(
 
 
 def _layer(name: str) -> int:
-    if not (name.isascii() and name.isdecimal() and int(name) <= MAX_EXPERTS):
-        raise RejectedLineError("a layer that is no index", repr(name)[:80])
+    # Python refuses to read a number of thousands of digits.
+    is_short = name.isascii() and name.isdecimal() and len(name) <= _LONGEST_LAYER_NAME
+    if not (is_short and int(name) <= MAX_EXPERTS):
+        raise RejectedLineError("a layer that is no index", shown(name))
     return int(name)
 
 
@@ -235,7 +248,7 @@ def _counts(values: Any) -> list[int]:
         raise RejectedLineError("a layer without a list of counts")
     for value in values:
         if type(value) is not int or not 0 <= value <= _LARGEST_COUNT:
-            raise RejectedLineError("a count that is no whole number", repr(value)[:80])
+            raise RejectedLineError("a count that is no whole number", shown(value))
     return values
 
 

@@ -20,7 +20,8 @@ class RejectedLineError(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
-        self.detail = detail
+        # A JSON text may hold halves of characters, which nothing can print.
+        self.detail = detail.encode(errors="backslashreplace").decode()
 
 
 class TooManyRejectsError(ImportFormatError):

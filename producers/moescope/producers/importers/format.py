@@ -58,6 +58,22 @@ class ParseFile(Protocol):
         ...
 
 
+class LookAtFile(Protocol):
+    """Looks at the beginning of a file, for which not all options are known yet."""
+
+    def __call__(self, path: Path, options: Mapping[str, Any]) -> None:
+        """Look at a file.
+
+        Args:
+            path: As in `ParseFile`.
+            options: Values of all options; those that have to be given may be None.
+
+        Raises:
+            ImportFormatError: It cannot be read, or is of another format.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ImportFormat:
     """One format.
@@ -68,6 +84,7 @@ class ImportFormat:
         parse: Reads a file.
         folder_pattern: Names of the files of a run; a folder of them is imported as one. Empty:
             files do not belong together.
+        look: Looks at a file; None where no option has to be given.
     """
 
     name: str
@@ -75,3 +92,4 @@ class ImportFormat:
     options: tuple[Option, ...]
     parse: ParseFile
     folder_pattern: str = ""
+    look: LookAtFile | None = None

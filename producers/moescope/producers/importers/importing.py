@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSettings, partition_names
+from moescope.core.batchlog import (
+    BatchLogLockedError,
+    BatchLogReader,
+    BatchLogWriter,
+    WriterSettings,
+    partition_names,
+)
 from moescope.core.wire import encode_batch
 from moescope.producers.importers.errors import ImportFormatError
 from moescope.producers.importers.identity import ImportIdentity
-from moescope.producers.importers.options import MAX_REJECTED, identity_of, parse_options
+from moescope.producers.importers.options import (
+    MAX_REJECTED,
+    identity_of,
+    missing_options,
+    parse_options,
+)
 from moescope.producers.importers.registry import format_named
 from moescope.producers.importers.report import FileReport, ImportReport, Rejects
-from moescope.producers.importers.source_files import file_digest
+from moescope.producers.importers.source_files import check_readable, file_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,15 +63,21 @@ def import_files(
         progress: Told how far the import is.
 
     Raises:
-        ImportFormatError: Unknown format or option, or a file of which nothing can be used; the
-            files before it are imported.
+        ImportFormatError: Unknown format or option, a file that cannot be read, or an option that
+            has to be given: nothing is imported. A file of which nothing can be used: those before
+            it are imported.
+        BatchLogLockedError: Another import of the file is running.
         BatchLogError: The log cannot be written.
     """
     chosen = format_named(form)
-    values = parse_options(chosen.options, options or {})
     listed = list(paths)
     if not listed:
         raise ImportFormatError("There is no file to import.", next_step="Name at least one file.")
+    # Files first: whoever named a wrong one does not need to find out options for it.
+    for path in listed:
+        check_readable(path, chosen.folder_pattern)
+    values = parse_options(chosen.options, options or {})
+    _check_options(chosen, values, listed)
     reports = []
     for done, path in enumerate(listed):
 
@@ -72,6 +89,27 @@ def import_files(
         if progress is not None:
             progress(done + 1, path.name)
     return ImportReport(tuple(reports))
+
+
+def _check_options(chosen: ImportFormat, values: Mapping[str, Any], paths: list[Path]) -> None:
+    """Refuse an import whose options do not say what they have to, all of them at once.
+
+    Raises:
+        ImportFormatError: Some are missing, or a file is of another format anyway.
+    """
+    missing = missing_options(chosen.options, values)
+    if not missing:
+        return
+    if chosen.look is not None:
+        for path in paths:
+            chosen.look(path, values)
+    names = ", ".join(option.name for option in missing)
+    raise ImportFormatError(
+        f"What {chosen.name} needs to read this is not known: {names}.",
+        why=" ".join(f"{option.name}: {option.help}" for option in missing),
+        next_step=f"Give {'it' if len(missing) == 1 else 'all of them'}, for example "
+        + " ".join(f"-o {option.name}={option.example}" for option in missing),
+    )
 
 
 def _import_file(
@@ -92,6 +130,14 @@ def _import_file(
     try:
         parsed = chosen.parse(path, identity, values, rejects, on_line)
         written = _write(log_root, identity.node, parsed.batches)
+    except BatchLogLockedError as error:
+        raise BatchLogLockedError(
+            f"Another import of {path} is running.",
+            why=f"Its batch log partition {identity.node!r} is being written: one file with one "
+            "set of options has one partition.",
+            next_step="Wait until it has ended, then run this one again: it goes on where that one "
+            "stopped, and imports nothing twice.",
+        ) from error
     finally:
         rejects.close()
     return FileReport(

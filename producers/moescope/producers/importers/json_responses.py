@@ -39,6 +39,17 @@ def read_responses(path: Path, rejects: Rejects) -> Iterator[tuple[int, Any]]:
         is_first = False
 
 
+def as_response(value: Any) -> dict[str, Any]:
+    """One response.
+
+    Raises:
+        RejectedLineError: It is something else.
+    """
+    if not isinstance(value, dict):
+        raise RejectedLineError("a response that is no object")
+    return value
+
+
 def _document(path: Path) -> list[Any] | None:
     """The responses of a document over several lines; None if it is no document."""
     try:

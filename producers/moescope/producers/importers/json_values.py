@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from reprlib import Repr
 from typing import Any
 
 from moescope.core.vocabulary import MAX_EXPERTS
@@ -13,6 +14,12 @@ TIME_UNITS = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 _LATEST_US = 2**53
 _LARGEST_IN_ANY_UNIT = 2**70
 _ABSENT = object()
+_LONGEST_SHOWN = 80
+_SHORT = Repr()
+"""Does not follow lists within lists to their end, of which there may be too many for `repr`."""
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 6 * _LONGEST_SHOWN
+_SHORT.maxlist = _SHORT.maxdict = _LONGEST_SHOWN
+_SHORT.maxlevel = 4
 
 
 def parse_json(text: bytes) -> Any:
@@ -56,7 +63,7 @@ def as_integer(value: Any, name: str, largest: int) -> int:
         RejectedLineError: The value is something else.
     """
     if type(value) is not int or not 0 <= value <= largest:
-        raise RejectedLineError(f"{name} is no integer from 0 to {largest}", _shown(value))
+        raise RejectedLineError(f"{name} is no integer from 0 to {largest}", shown(value))
     return value
 
 
@@ -72,13 +79,13 @@ def as_name(value: Any, name: str) -> str:
     if type(value) is int and abs(value) < _LARGEST_NUMBER_NAME:
         return str(value)
     if not isinstance(value, str) or not value:
-        raise RejectedLineError(f"{name} is no name", _shown(value))
+        raise RejectedLineError(f"{name} is no name", shown(value))
     try:
         encoded = value.encode()
     except UnicodeEncodeError:
-        raise RejectedLineError(f"{name} is no valid Unicode", _shown(value)) from None
+        raise RejectedLineError(f"{name} is no valid Unicode", shown(value)) from None
     if len(encoded) > 1024:  # noqa: PLR2004 (generous; a batch accepts 4,096 bytes)
-        raise RejectedLineError(f"{name} is longer than 1024 bytes", _shown(value))
+        raise RejectedLineError(f"{name} is longer than 1024 bytes", shown(value))
     return value
 
 
@@ -92,7 +99,7 @@ def as_time_us(value: Any, unit: str) -> int:
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            raise RejectedLineError("time is no ISO 8601 time", _shown(value)) from None
+            raise RejectedLineError("time is no ISO 8601 time", shown(value)) from None
         zoned = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
         passed = zoned - datetime(1970, 1, 1, tzinfo=UTC)
         micros = passed.days * 86_400_000_000 + passed.seconds * 1_000_000 + passed.microseconds
@@ -101,9 +108,9 @@ def as_time_us(value: Any, unit: str) -> int:
     elif type(value) in {int, float} and abs(value) < _LARGEST_IN_ANY_UNIT:
         micros = round(value * TIME_UNITS[unit])
     else:
-        raise RejectedLineError("time is no time", _shown(value))
+        raise RejectedLineError("time is no time", shown(value))
     if not 0 <= micros < _LATEST_US:
-        raise RejectedLineError("time is out of range", _shown(value))
+        raise RejectedLineError("time is out of range", shown(value))
     return micros
 
 
@@ -114,12 +121,12 @@ def as_expert_ids(value: Any) -> list[int]:
         RejectedLineError: The value is no list of ids from 0 to 65,535.
     """
     if not isinstance(value, list) or not value:
-        raise RejectedLineError("experts are no list of ids", _shown(value))
+        raise RejectedLineError("experts are no list of ids", shown(value))
     for item in value:
         if type(item) is not int:
-            raise RejectedLineError("experts are no list of ids", _shown(value))
+            raise RejectedLineError("experts are no list of ids", shown(value))
         if not 0 <= item <= MAX_EXPERTS:
-            raise RejectedLineError(f"an id is not 0 to {MAX_EXPERTS}", _shown(value))
+            raise RejectedLineError(f"an id is not 0 to {MAX_EXPERTS}", shown(value))
     return value
 
 
@@ -130,13 +137,14 @@ def as_weights(value: Any, count: int) -> list[float]:
         RejectedLineError: The value is no list of that many finite numbers from 0.
     """
     if not isinstance(value, list) or len(value) != count:
-        raise RejectedLineError("weights do not match the experts", _shown(value))
+        raise RejectedLineError("weights do not match the experts", shown(value))
     for item in value:
         if type(item) not in {int, float} or not 0 <= item < 3e38:  # noqa: PLR2004 (float32)
-            raise RejectedLineError("a weight is no number from 0", _shown(value))
+            raise RejectedLineError("a weight is no number from 0", shown(value))
     return value
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"  # noqa: PLR2004 (one line)
+def shown(value: object) -> str:
+    """The beginning of a value, on one line; never deeper or longer than a person reads."""
+    text = _SHORT.repr(value[:_LONGEST_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from moescope.producers.importers.imported_rows import (
 )
 from moescope.producers.importers.json_values import TIME_UNITS, parse_object
 from moescope.producers.importers.jsonl_lines import FIELDS, Line, LineReader
+from moescope.producers.importers.looking import look_at
 from moescope.producers.importers.options import (
     EXPERTS,
     IMPORTABLE_PHASES,
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
 _REPORT_EVERY = 65_536
 _WORKING_COPIES = 3
 """While rows are sorted and cut, about so many copies of them are in memory."""
+_LINE_BYTES = 45
+"""Of a line without its ids and weights."""
+_REQUEST_BYTES = 200
+"""Of a request with usual names."""
 
 OPTIONS = (
     *(
@@ -90,7 +96,12 @@ OPTIONS = (
 
 
 class _Lines:
-    """Accepted lines of a file as compact columns."""
+    """Accepted lines of a file as compact columns.
+
+    Attributes:
+        held_bytes: Memory of the columns, and of usual names.
+        name_bytes: Of names beyond that.
+    """
 
     def __init__(self, layers: tuple[int, ...] | None) -> None:
         self.layers = layers
@@ -109,26 +120,11 @@ class _Lines:
         self.tasks: list[str] = []
         self.scenes: list[str] = []
         self.prompt_tokens: list[int] = []
+        self.held_bytes = 0
+        self.name_bytes = 0
 
     def __len__(self) -> int:
         return len(self.line)
-
-    @property
-    def held_bytes(self) -> int:
-        """Memory of the columns."""
-        columns = (
-            self.line,
-            self.request,
-            self.layer,
-            self.position,
-            self.phase,
-            self.time_us,
-            self.pass_id,
-            self.step,
-            self.experts,
-            self.weights,
-        )
-        return sum(len(column) * column.itemsize for column in columns) + 200 * len(self.tasks)
 
     def add(self, number: int, line: Line) -> None:
         """Take in a line.
@@ -143,6 +139,9 @@ class _Lines:
             self.tasks.append(line.task)
             self.scenes.append(line.scene)
             self.prompt_tokens.append(line.prompt_tokens)
+            self.held_bytes += _REQUEST_BYTES
+            names = sum(map(getsizeof, (line.request, line.task, line.scene)))
+            self.name_bytes += max(0, names - _REQUEST_BYTES)
         self.line.append(number)
         self.request.append(index)
         self.layer.append(line.layer)
@@ -152,8 +151,10 @@ class _Lines:
         self.pass_id.append(line.pass_id)
         self.step.append(line.step)
         self.experts.extend(line.experts)
+        self.held_bytes += _LINE_BYTES + len(line.experts) * self.experts.itemsize
         if line.weights is not None:
             self.weights.extend(line.weights)
+            self.held_bytes += len(line.weights) * self.weights.itemsize
 
     def _check(self, line: Line) -> None:
         if line.layer < 0 and self.layers is not None and len(self.layers) != line.layers:
@@ -188,15 +189,8 @@ def parse(
     """Read a file of JSON lines; see `docs/reference/importers/jsonl.md`.
 
     Raises:
-        ImportFormatError: The number of experts is not given, no line can be used, or the rows
-            need more memory than allowed.
+        ImportFormatError: No line can be used, or the rows need more memory than allowed.
     """
-    if options["experts"] is None:
-        raise ImportFormatError(
-            "The number of experts per layer is not known.",
-            why="Ids in a file only show which experts were used.",
-            next_step="Give it, for example -o experts=64.",
-        )
     lines = _read(path, options, rejects, on_line)
     if lines.first is None:
         raise ImportFormatError(
@@ -236,12 +230,7 @@ def parse(
 def _read(
     path: Path, options: Mapping[str, Any], rejects: Rejects, on_line: Callable[[int], None]
 ) -> _Lines:
-    reader = LineReader(
-        {field: options[f"map.{field}"] for field in FIELDS},
-        options["phase"],
-        options["time_unit"],
-        with_weights=options["weight_bits"] > 0 or options["rank_order"] is RankOrder.WEIGHT,
-    )
+    reader = _line_reader(options)
     lines = _Lines(options["layers"])
     limit = options["max_memory_mib"] << 20
     for number, text in read_lines(path, rejects):
@@ -249,15 +238,34 @@ def _read(
             lines.add(number, reader.read(parse_object(text)))
         except RejectedLineError as error:
             rejects.add(number, error)
+        _check_memory(lines, limit, path)
         if number % _REPORT_EVERY == 0:
             on_line(number)
-            _check_memory(lines, limit, path)
-    _check_memory(lines, limit, path)
     return lines
 
 
+def _line_reader(options: Mapping[str, Any]) -> LineReader:
+    return LineReader(
+        {field: options[f"map.{field}"] for field in FIELDS},
+        options["phase"],
+        options["time_unit"],
+        with_weights=options["weight_bits"] > 0 or options["rank_order"] is RankOrder.WEIGHT,
+    )
+
+
+def look(path: Path, options: Mapping[str, Any]) -> None:
+    """See whether a file has lines of routing; as `LookAtFile`."""
+    reader = _line_reader(options)
+    look_at(
+        path,
+        JSONL.name,
+        lambda rejects: read_lines(path, rejects),
+        lambda text: reader.read(parse_object(text)),
+    )
+
+
 def _check_memory(lines: _Lines, limit: int, path: Path) -> None:
-    if lines.held_bytes * _WORKING_COPIES > limit:
+    if lines.held_bytes * _WORKING_COPIES + lines.name_bytes > limit:
         raise ImportFormatError(
             f"The rows of {path} need more than {limit >> 20} MiB of memory.",
             why="Rows of a file are sorted by request and time before they are written.",
@@ -347,5 +355,9 @@ def _by_token(
 
 
 JSONL = ImportFormat(
-    "jsonl", "JSON lines with any field names, per token or per token and layer.", OPTIONS, parse
+    "jsonl",
+    "JSON lines with any field names, per token or per token and layer.",
+    OPTIONS,
+    parse,
+    look=look,
 )

@@ -14,6 +14,7 @@ from moescope.producers.importers.json_values import (
     as_time_us,
     as_weights,
     look_up,
+    shown,
 )
 from moescope.producers.importers.options import IMPORTABLE_PHASES
 
@@ -152,7 +153,7 @@ class LineReader:
             return self._default_phase
         phase = IMPORTABLE_PHASES.get(value.lower()) if isinstance(value, str) else None
         if phase is None:
-            raise RejectedLineError("unknown phase", repr(value)[:80])
+            raise RejectedLineError("unknown phase", shown(value))
         return phase
 
     def _weights(

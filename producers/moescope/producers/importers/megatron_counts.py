@@ -13,25 +13,31 @@ from moescope.core.vocabulary import Phase
 from moescope.producers.importers.count_batches import LARGEST_TOKENS, CountBatches, CountPiece
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
-from moescope.producers.importers.megatron_count_lines import CountLine, count_line
+from moescope.producers.importers.json_values import parse_object
+from moescope.producers.importers.looking import look_at
+from moescope.producers.importers.megatron_count_lines import (
+    CountLine,
+    check_ranks,
+    count_line,
+    counts_of,
+)
 from moescope.producers.importers.megatron_ranks import (
     LARGEST_RANK,
     STAGE_STARTS,
     WORLD_SIZE,
     RouterName,
     Stages,
-    in_file,
     layers_of,
     read_records,
 )
 from moescope.producers.importers.options import (
     EXPERTS,
-    RUN_OPTIONS,
+    ROW_OPTIONS,
     Option,
     choice,
     integer,
 )
-from moescope.producers.importers.source_files import files_of_run
+from moescope.producers.importers.source_files import files_of_run, read_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,9 +49,19 @@ if TYPE_CHECKING:
     from moescope.producers.importers.report import Rejects
 
 FILES = "rank*.jsonl*"
+_LINE_BYTES = 512
+"""Of a line without its counts."""
+_WORKING_COPIES = 3
+"""While steps are put together, about so many copies of the counts are in memory."""
 OPTIONS = (
     EXPERTS,
-    Option("top_k", integer(1, MAX_TOP_K), None, "Experts per token; counts do not tell it."),
+    Option(
+        "top_k",
+        integer(1, MAX_TOP_K),
+        None,
+        "Experts per token (--moe-router-topk); counts do not tell it.",
+        example="8",
+    ),
     Option(
         "expert_parallel",
         integer(1, LARGEST_RANK),
@@ -73,7 +89,7 @@ OPTIONS = (
     ),
     STAGE_STARTS,
     WORLD_SIZE,
-    *RUN_OPTIONS,
+    *ROW_OPTIONS,
 )
 
 
@@ -99,21 +115,10 @@ def parse(
     """Read a rank's file, or those of all; see `docs/reference/importers/megatron-counts.md`.
 
     Raises:
-        ImportFormatError: Experts or k are not given, or nothing can be used.
+        ImportFormatError: Nothing can be used, two files are of one rank, or the counts need more
+            memory than allowed.
     """
-    if options["experts"] is None or options["top_k"] is None:
-        raise ImportFormatError(
-            f"Experts per layer and per token are not known for {path}.",
-            why="A rank counts its own experts only, and counts do not tell k.",
-            next_step="Give --num-experts and --moe-router-topk, for example -o experts=64 "
-            "-o top_k=8.",
-        )
-    lines = []
-    for file, number, record in read_records(files_of_run(path, FILES), rejects, on_line):
-        try:
-            lines.append(count_line(file, number, record, options))
-        except RejectedLineError as error:
-            rejects.add(number, in_file(error, file))
+    lines = _lines(path, options, rejects, on_line)
     notes: list[str] = []
     suspicious: Counter[str] = Counter()
     _look_for_recomputation(lines, options, suspicious, notes)
@@ -140,6 +145,43 @@ def parse(
         requests=len(pieces),
         suspicious=suspicious,
         notes=tuple(notes),
+    )
+
+
+def _lines(
+    path: Path,
+    options: Mapping[str, Any],
+    rejects: Rejects,
+    on_line: Callable[[int], None],
+) -> list[CountLine]:
+    files = files_of_run(path, FILES)
+    check_ranks(files, path)
+    limit = options["max_memory_mib"] << 20
+    lines, held = [], 0
+    for file, number, record in read_records(files, rejects, on_line):
+        try:
+            line = count_line(file, number, record, options)
+        except RejectedLineError as error:
+            rejects.add(number, error, file)
+            continue
+        lines.append(line)
+        held += line.batches.nbytes + _LINE_BYTES
+        if held * _WORKING_COPIES > limit:
+            raise ImportFormatError(
+                f"The counts of {path} need more than {limit >> 20} MiB of memory.",
+                next_step="Split the files between steps, or raise -o max_memory_mib.",
+            )
+    return lines
+
+
+def look(path: Path, options: Mapping[str, Any]) -> None:  # noqa: ARG001 (a `LookAtFile`)
+    """See whether a rank's file has counts; as `LookAtFile`."""
+    first = files_of_run(path, FILES)[0]
+    look_at(
+        first,
+        MEGATRON_COUNTS.name,
+        lambda rejects: read_lines(first, rejects),
+        lambda text: counts_of(parse_object(text)),
     )
 
 
@@ -177,7 +219,7 @@ def _steps(
                 raise RejectedLineError("the same step again", f"iter {line.step}")
             parts[router, place] = line.batches.sum(axis=0) // (1 + options["recomputed"])
         except RejectedLineError as error:
-            rejects.add(line.number, in_file(error, line.file))
+            rejects.add(line.number, error, line.file)
     return dict(sorted(steps.items(), key=lambda item: item[0]))
 
 
@@ -200,7 +242,7 @@ def _batches(
             counts = _whole(step, routers, options["expert_parallel"])
             tokens = _tokens(counts, options, suspicious)
         except RejectedLineError as error:
-            rejects.add(step.first.number, in_file(error, step.first.file))
+            rejects.add(step.first.number, error, step.first.file)
             continue
         pieces.append(
             CountPiece(
@@ -269,4 +311,5 @@ MEGATRON_COUNTS = ImportFormat(
     OPTIONS,
     parse,
     FILES,
+    look,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moescope.core.batch_checks import MAX_LAYERS
 from moescope.producers.importers.errors import ImportFormatError, RejectedLineError
-from moescope.producers.importers.json_values import as_integer, parse_object
+from moescope.producers.importers.json_values import as_integer, parse_object, shown
 from moescope.producers.importers.options import Option, integer, layer_list
 from moescope.producers.importers.source_files import read_lines
 
@@ -106,14 +106,9 @@ def read_records(
             try:
                 record = parse_object(text)
             except RejectedLineError as error:
-                rejects.add(line, in_file(error, file))
+                rejects.add(line, error, file)
                 continue
             yield file, line, record
-
-
-def in_file(error: RejectedLineError, file: Path) -> RejectedLineError:
-    """The same with the name of the file: those of a folder have lines of the same number."""
-    return RejectedLineError(error.reason, f"{file.name}: {error.detail}")
 
 
 def router_of(record: dict[str, Any]) -> RouterName:
@@ -127,7 +122,7 @@ def router_of(record: dict[str, Any]) -> RouterName:
     if block == "decoder":
         return RouterName(head=-1, layer=layer)
     if block != "mtp":
-        raise RejectedLineError("an unknown block", repr(block)[:80])
+        raise RejectedLineError("an unknown block", shown(block))
     head = as_integer(record.get("mtp_idx", 0), "mtp_idx", MAX_LAYERS)
     return RouterName(head=head, layer=layer)
 

@@ -18,9 +18,13 @@ from moescope.producers.importers.megatron_ranks import (
     WORLD_SIZE,
     RouterName,
     Stages,
-    in_file,
 )
-from moescope.producers.importers.megatron_trace_records import FILES, TraceRecord, trace_records
+from moescope.producers.importers.megatron_trace_records import (
+    FILES,
+    TraceRecord,
+    look,
+    trace_records,
+)
 from moescope.producers.importers.megatron_units import Unit, count_batches, row_batches
 from moescope.producers.importers.options import (
     EXPERTS,
@@ -74,14 +78,8 @@ def parse(
     """Read a trace, or those of all ranks; see `docs/reference/importers/megatron-trace.md`.
 
     Raises:
-        ImportFormatError: The number of experts is not given, or nothing can be used.
+        ImportFormatError: Nothing can be used, or two files hold one step of one rank.
     """
-    if options["experts"] is None:
-        raise ImportFormatError(
-            f"The number of experts per layer is not known for {path}.",
-            why="Ids only show which experts were used.",
-            next_step="Give --num-experts of the run, for example -o experts=64.",
-        )
     limit = options["max_memory_mib"] << 20
     records = list(trace_records(path, rejects, on_line, limit))
     notes: list[str] = []
@@ -155,7 +153,7 @@ def _units(
                 )
             found.by_router[router] = record.ids
         except RejectedLineError as error:
-            rejects.add(record.line, in_file(error, record.file))
+            rejects.add(record.line, error, record.file)
     routers = {
         is_draft: tuple(
             sorted(
@@ -171,7 +169,7 @@ def _units(
         try:
             ids = _stacked(one, routers[is_draft])
         except RejectedLineError as error:
-            rejects.add(one.first.line, in_file(error, one.first.file))
+            rejects.add(one.first.line, error, one.first.file)
             continue
         units.append(
             Unit(
@@ -201,7 +199,7 @@ def _of_one_k(units: list[Unit], rejects: Rejects) -> list[Unit]:
     for unit in units:
         if unit.ids.shape[2] != units[0].ids.shape[2]:
             error = RejectedLineError("another top-k than the first record", str(unit.ids.shape[2]))
-            rejects.add(unit.line, in_file(error, unit.file))
+            rejects.add(unit.line, error, unit.file)
         else:
             kept.append(unit)
     return kept
@@ -241,4 +239,5 @@ MEGATRON_TRACE = ImportFormat(
     OPTIONS,
     parse,
     FILES,
+    look,
 )

@@ -14,7 +14,7 @@ from moescope.producers.importers.batching import RowBatches
 from moescope.producers.importers.count_batches import CountBatches, CountPiece
 from moescope.producers.importers.errors import RejectedLineError
 from moescope.producers.importers.imported_rows import ImportedRequests, ImportedRows
-from moescope.producers.importers.megatron_ranks import in_file, layers_of
+from moescope.producers.importers.megatron_ranks import layers_of
 from moescope.producers.importers.suspicion import suspicious
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def row_batches(
             error = RejectedLineError(
                 "rows that are no whole number of sequences", f"{tokens} rows, {size} sequences"
             )
-            rejects.add(unit.line, in_file(error, unit.file))
+            rejects.add(unit.line, error, unit.file)
             continue
         place = np.arange(tokens)
         columns.append(
@@ -170,7 +170,7 @@ def count_batches(
         if not is_sound.all():
             doubtful = f"{int((~is_sound).sum())} rows"
             error = RejectedLineError("rows with repeated or impossible ids", doubtful)
-            rejects.add(unit.line, in_file(error, unit.file))
+            rejects.add(unit.line, error, unit.file)
         key = unit.step, unit.rank
         cells = ordered[is_sound].astype(np.int64) + experts * np.arange(layers)[:, None]
         counts[key] += np.bincount(cells.reshape(-1), minlength=layers * experts).reshape(

@@ -13,6 +13,11 @@ import numpy as np
 from moescope.core.batch_checks import MAX_LAYERS, MAX_TOP_K
 from moescope.core.vocabulary import MAX_EXPERTS
 from moescope.producers.importers.errors import RejectedLineError
+from moescope.producers.importers.json_tables import (
+    NoIntegersError,
+    RaggedListsError,
+    integers_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,9 +131,8 @@ def _from_lists(value: Any, name: str) -> NDArray[Any]:
     if not isinstance(value, list):
         raise RejectedLineError(f"{name} is neither text nor a list", type(value).__name__)
     try:
-        routes = np.array(value)
-    except (ValueError, OverflowError) as error:
-        raise RejectedLineError(f"{name} is ragged", str(error)[:200]) from error
-    if not np.issubdtype(routes.dtype, np.integer) and routes.size:
-        raise RejectedLineError(f"{name} holds something else than integers", str(routes.dtype))
-    return routes
+        return integers_of(value)
+    except RaggedListsError as error:
+        raise RejectedLineError(f"{name} is ragged", str(error)) from error
+    except NoIntegersError as error:
+        raise RejectedLineError(f"{name} holds something else than integers", str(error)) from error

@@ -26,6 +26,7 @@ class Option:
         parse: Text → value; raises ValueError.
         default: Value when it is not given.
         changes_rows: Whether it changes what is imported, and so the identity of the import.
+        example: A value, where nothing can be imported without one; else empty.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Option:
     default: Any
     help: str
     changes_rows: bool = True
+    example: str = ""
 
 
 def parse_options(declared: Sequence[Option], given: Mapping[str, str]) -> dict[str, Any]:
@@ -59,6 +61,11 @@ def parse_options(declared: Sequence[Option], given: Mapping[str, str]) -> dict[
                 next_step=option.help,
             ) from error
     return values
+
+
+def missing_options(declared: Sequence[Option], values: Mapping[str, Any]) -> list[Option]:
+    """Options without which nothing can be imported, and which were not given."""
+    return [option for option in declared if option.example and values[option.name] is None]
 
 
 def identity_of(form: str, declared: Sequence[Option], values: Mapping[str, Any]) -> bytes:
@@ -126,7 +133,12 @@ def layer_list(text: str) -> tuple[int, ...]:
 MODEL = Option("model", non_empty, "imported", "Name of the model.")
 REVISION = Option("revision", str, "imported", "Revision of the model.")
 EXPERTS = Option(
-    "experts", integer(1, MAX_EXPERTS), None, "Experts per layer (E); ids alone do not tell."
+    "experts",
+    integer(1, MAX_EXPERTS),
+    None,
+    "Experts per layer of the whole model (num_experts of its config; --num-experts); a file only "
+    "shows which were used.",
+    example="64",
 )
 SCENE = Option("scene", non_empty, "unknown", "Scene of requests that name none.")
 MAX_REJECTED = Option(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from array import array
+from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from moescope.producers.importers.errors import RejectedLineError, TooManyRejectsError
 
@@ -32,10 +36,10 @@ class Reject(NamedTuple):
 
 
 class Rejects:
-    """Counts rejected lines of one file, keeps the first, writes all to a file beside the log.
+    """Counts rejected lines, keeps the first, writes all to a file beside the log, in line order.
 
     Args:
-        source: The imported file, as it is named in messages.
+        source: The imported file or folder, as it is named in messages.
         path: Where all rejects go, as JSON lines; created with the first one.
         limit: Most rejects before the import stops; None for no limit.
     """
@@ -45,6 +49,7 @@ class Rejects:
         self._path = path
         self._limit = limit
         self._file: TextIO | None = None
+        self._order = _Order()
         self.by_reason: Counter[str] = Counter()
         self.first: list[Reject] = []
 
@@ -53,20 +58,26 @@ class Rejects:
         """The rejects file, if there is one."""
         return self._path if self.by_reason else None
 
-    def add(self, line: int, error: RejectedLineError) -> None:
+    def add(self, line: int, error: RejectedLineError, file: Path | None = None) -> None:
         """Take in one rejected line.
+
+        Args:
+            line: Its number.
+            error: Why.
+            file: Of a folder, the file that has the line.
 
         Raises:
             TooManyRejectsError: It is one more than the limit.
         """
-        reject = Reject(self._source, line, error.reason, error.detail)
+        reject = Reject(str(file or self._source), line, error.reason, error.detail)
         self.by_reason[error.reason] += 1
-        if len(self.first) < FIRST_REJECTS:
-            self.first.append(reject)
+        insort(self.first, reject, key=_place)
+        del self.first[FIRST_REJECTS:]
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("w", encoding="utf-8")
-        self._file.write(json.dumps(reject._asdict()) + "\n")
+        written = self._file.write(json.dumps(reject._asdict()) + "\n")
+        self._order.note(reject, written)
         if self._limit is not None and self.by_reason.total() > self._limit:
             self.close()
             raise TooManyRejectsError(
@@ -77,10 +88,45 @@ class Rejects:
             )
 
     def close(self) -> None:
-        """Finish the rejects file."""
+        """Finish the rejects file: what is wrong in a group was seen after all lines."""
         if self._file is not None:
             self._file.close()
             self._file = None
+            self._order.put(self._path)
+
+
+class _Order:
+    """Where the lines of a rejects file are, and where they belong."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._file_of = array("q")
+        self._line_of = array("q")
+        self._begins = array("q", [0])
+
+    def note(self, reject: Reject, written: int) -> None:
+        """One more is written, in so many bytes: JSON in ASCII has one for each character."""
+        self._file_of.append(self._files.setdefault(reject.file, len(self._files)))
+        self._line_of.append(reject.line)
+        self._begins.append(self._begins[-1] + written)
+
+    def put(self, path: Path) -> None:
+        """Bring a written file in order of files and lines; nothing is done where it is."""
+        rank = {name: place for place, name in enumerate(sorted(self._files))}
+        place_of = np.array([rank[name] for name in self._files], np.int64)
+        order = np.lexsort((self._line_of, place_of[np.asarray(self._file_of)]))
+        if (order[1:] > order[:-1]).all():
+            return
+        sorted_path = path.with_name(f"{path.name}.sorted")
+        with path.open("rb") as found, sorted_path.open("wb") as file:
+            for number in order.tolist():
+                found.seek(self._begins[number])
+                file.write(found.read(self._begins[number + 1] - self._begins[number]))
+        sorted_path.replace(path)
+
+
+def _place(reject: Reject) -> tuple[str, int]:
+    return reject.file, reject.line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

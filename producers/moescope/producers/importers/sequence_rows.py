@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from moescope.producers.importers.imported_rows import (
     ImportedRows,
     phase_starts_from_rows,
 )
-from moescope.producers.importers.json_responses import read_responses
+from moescope.producers.importers.json_responses import as_response, read_responses
 from moescope.producers.importers.options import (
     EXPERTS,
     MODEL,
@@ -43,6 +42,9 @@ MOE_LAYERS = Option(
 SEQUENCE_OPTIONS = (MOE_LAYERS, EXPERTS, *ROW_OPTIONS)
 
 
+_SEQUENCE_BYTES = 512
+"""Of a sequence without its routes and its name."""
+
 TakeApart = Callable[[dict[str, Any], str], Iterator["Sequence"]]
 """Takes one response apart; gets a name for responses that have none."""
 
@@ -69,14 +71,8 @@ def parse_sequences(
         engine: Name of the engine.
 
     Raises:
-        ImportFormatError: The number of experts is not given, or no response can be used.
+        ImportFormatError: No response can be used.
     """
-    if options["experts"] is None:
-        raise ImportFormatError(
-            "The number of experts per layer is not known.",
-            why="Routes only show which experts were used.",
-            next_step="Give it, for example -o experts=64.",
-        )
     limit = options["max_memory_mib"] << 20
     sequences = _read(path, rejects, take_apart, on_line, limit)
     if not sequences:
@@ -110,16 +106,13 @@ def _read(
     sequences: list[tuple[int, Sequence]] = []
     shape: tuple[int, ...] = ()
     names: set[str] = set()
-    held = 0
-    of_line: Counter[int] = Counter()
+    held = before = nth = 0
     for line, response in read_responses(path, rejects):
-        of_line[line] += 1
+        nth = nth + 1 if line == before else 1
+        before = line
         try:
-            if not isinstance(response, dict):
-                raise RejectedLineError("a response that is no object")
-            nth = of_line[line]
             name = f"response-{line}" if nth == 1 else f"response-{line}-{nth}"
-            found = list(take_apart(response, name))
+            found = list(take_apart(as_response(response), name))
             for sequence in found:
                 shape = shape or sequence.routes.shape[1:]
                 if sequence.routes.shape[1:] != shape:
@@ -133,7 +126,9 @@ def _read(
             continue
         names.update(sequence.request for sequence in found)
         sequences += [(line, sequence) for sequence in found]
-        held += sum(sequence.routes.nbytes for sequence in found)
+        held += sum(
+            sequence.routes.nbytes + len(sequence.request) + _SEQUENCE_BYTES for sequence in found
+        )
         if held > most_bytes:
             raise ImportFormatError(
                 f"The routes of {path} need more than {most_bytes >> 20} MiB of memory.",

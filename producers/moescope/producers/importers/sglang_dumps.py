@@ -36,12 +36,14 @@ class CountedPass:
     """Tokens per expert of one forward pass on one rank.
 
     Attributes:
-        number: Of the pass. record: Of the record in its file, from 1.
+        number: Of the pass.
+        file, record: Where it is: the dump, and the number of the record in it, from 1.
         counts: int64 [L, experts], all hidden layers.
     """
 
     number: int
     rank: int
+    file: Path
     record: int
     counts: NDArray[np.int64]
 
@@ -59,6 +61,7 @@ class DetailedPass:
 
     number: int
     rank: int
+    file: Path
     record: int
     mode: int
     positions: NDArray[np.int32]
@@ -93,7 +96,7 @@ def read_dump(path: Path, rejects: Rejects, most_bytes: int) -> Dump:
             counts = _tensor(archive, data["logical_count"], 3, path, "logical_count")
             _check_bound(counts, LARGEST_COUNT, path, "logical_count")
             counted = tuple(
-                CountedPass(number=number, rank=0, record=number, counts=part)
+                CountedPass(number=number, rank=0, file=path, record=number, counts=part)
                 for number, part in enumerate(counts, start=1)
             )
             return Dump(mode="stat", counted=counted)
@@ -112,11 +115,11 @@ def read_dump(path: Path, rejects: Rejects, most_bytes: int) -> Dump:
         for number, record in enumerate(records, start=1):
             try:
                 if isinstance(record, dict) and "topk_ids_of_layer" in record:
-                    detailed.append(_detailed(archive, record, number, placed.shape))
+                    detailed.append(_detailed(archive, path, record, number, placed.shape))
                 else:
-                    counted_passes.append(_counted(archive, record, number, placed.shape))
+                    counted_passes.append(_counted(archive, path, record, number, placed.shape))
             except RejectedLineError as error:
-                rejects.add(number, error)
+                rejects.add(number, error, path)
         if detailed and counted_passes:
             raise ImportFormatError(
                 f"{path} has records of different modes.", next_step="Dump each mode by itself."
@@ -169,6 +172,7 @@ def _integers(archive: TensorArchive, view: TensorView) -> NDArray[np.int64] | N
 
 def _counted(
     archive: TensorArchive,
+    file: Path,
     record: Any,
     number: int,
     shape: tuple[int, ...],
@@ -185,13 +189,18 @@ def _counted(
     return CountedPass(
         number=_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
         rank=_integer(fields.get("rank"), "rank", _LARGEST_RANK),
+        file=file,
         record=number,
         counts=counts,
     )
 
 
 def _detailed(
-    archive: TensorArchive, record: dict[str, Any], number: int, shape: tuple[int, ...]
+    archive: TensorArchive,
+    file: Path,
+    record: dict[str, Any],
+    number: int,
+    shape: tuple[int, ...],
 ) -> DetailedPass:
     fields = _fields(record)
     positions = _positions(archive, fields.get("positions"))
@@ -212,6 +221,7 @@ def _detailed(
     return DetailedPass(
         number=_integer(fields.get("forward_pass_id"), "forward_pass_id", _LARGEST_PASS),
         rank=_integer(fields.get("rank"), "rank", _LARGEST_RANK),
+        file=file,
         record=number,
         mode=_integer(fields.get("forward_mode"), "forward_mode", 255),
         positions=positions,

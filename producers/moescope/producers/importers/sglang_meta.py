@@ -6,11 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from moescope.core.batch_checks import MAX_LAYERS, MAX_TOP_K
-from moescope.producers.importers.errors import ImportFormatError
 from moescope.producers.importers.format import ImportFormat, ParsedFile
+from moescope.producers.importers.json_responses import as_response, read_responses
+from moescope.producers.importers.looking import look_at
 from moescope.producers.importers.options import Option, integer
 from moescope.producers.importers.sequence_rows import SEQUENCE_OPTIONS, parse_sequences
-from moescope.producers.importers.sglang_responses import sequences_of
+from moescope.producers.importers.sglang_responses import check_has_routes, sequences_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,9 +25,17 @@ OPTIONS = (
         "hidden_layers",
         integer(1, MAX_LAYERS),
         None,
-        "All decoder layers of the model, dense ones included; the bytes do not tell.",
+        "All decoder layers of the model, dense ones included (num_hidden_layers of its config); "
+        "the bytes do not tell.",
+        example="48",
     ),
-    Option("top_k", integer(1, MAX_TOP_K), None, "Experts per token; the bytes do not tell."),
+    Option(
+        "top_k",
+        integer(1, MAX_TOP_K),
+        None,
+        "Experts per token (num_experts_per_tok of its config); the bytes do not tell.",
+        example="8",
+    ),
     *SEQUENCE_OPTIONS,
 )
 
@@ -41,15 +50,8 @@ def parse(
     """Read a file of responses; see `docs/reference/importers/sglang-meta.md`.
 
     Raises:
-        ImportFormatError: Layers, experts or k are not given, or no response can be used.
+        ImportFormatError: No response can be used.
     """
-    if options["hidden_layers"] is None or options["top_k"] is None:
-        raise ImportFormatError(
-            f"The shape of the routes of {path} is not known.",
-            why="They are numbers without a header.",
-            next_step="Give num_hidden_layers and num_experts_per_tok of the model's config, for "
-            "example -o hidden_layers=48 -o top_k=8.",
-        )
     take_apart = partial(
         sequences_of,
         hidden_layers=options["hidden_layers"],
@@ -61,9 +63,20 @@ def parse(
     )
 
 
+def look(path: Path, options: Mapping[str, Any]) -> None:  # noqa: ARG001 (a `LookAtFile`)
+    """See whether a file has responses with routes; as `LookAtFile`."""
+    look_at(
+        path,
+        SGLANG_META.name,
+        lambda rejects: read_responses(path, rejects),
+        lambda response: check_has_routes(as_response(response)),
+    )
+
+
 SGLANG_META = ImportFormat(
     "sglang-meta",
     "Responses of an SGLang server with routed experts, as JSON or JSON lines.",
     OPTIONS,
     parse,
+    look=look,
 )

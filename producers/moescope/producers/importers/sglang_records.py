@@ -194,6 +194,7 @@ def _added_up(
                     f"totals {int(sums.min())} to {int(sums.max())}, k = {top_k}: are experts of "
                     "some ranks missing, or were counts padded?",
                 ),
+                one.file,
             )
             continue
         tokens += int(sums[0]) // top_k

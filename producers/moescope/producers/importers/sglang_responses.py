@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moescope.producers.importers.errors import RejectedLineError
-from moescope.producers.importers.json_values import as_integer, as_name
+from moescope.producers.importers.json_values import as_integer, as_name, shown
 from moescope.producers.importers.npy_routes import MAX_TOKENS, check_width, decode_base64
 from moescope.producers.importers.sequences import (
     LARGEST_TOKENS,
@@ -86,7 +86,27 @@ def sequences_of(
             is_first=number == 0,
         )
     if not found:
-        raise RejectedLineError("no routed experts", "was the engine asked to return them?")
+        raise _no_routes()
+
+
+def check_has_routes(response: dict[str, Any]) -> None:
+    """See whether a response has routes at all; their shape need not be known.
+
+    Raises:
+        RejectedLineError: It has none.
+    """
+    choices = response.get("choices")
+    parts = [response, *(choices if isinstance(choices, list) else [])]
+    if not any(
+        isinstance(part, dict) and _object(part, name).get("routed_experts") is not None
+        for part in parts
+        for name in ("meta_info", "sglext")
+    ):
+        raise _no_routes()
+
+
+def _no_routes() -> RejectedLineError:
+    return RejectedLineError("no routed experts", "was the engine asked to return them?")
 
 
 def decode_raw(
@@ -117,7 +137,7 @@ def decode_raw(
     name = "int32" if dtype_name is None else dtype_name
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is None:
-        raise RejectedLineError("routed_experts has an unexpected type", repr(name)[:80])
+        raise RejectedLineError("routed_experts has an unexpected type", shown(name))
     check_width(dtype, experts, "routed_experts")
     raw = decode_base64(value, "routed_experts")
     row = hidden_layers * top_k * dtype.itemsize

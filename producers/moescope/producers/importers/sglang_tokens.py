@@ -60,7 +60,7 @@ def token_rows(
         try:
             length_of_sequence, phase = _sequences(one)
         except RejectedLineError as error:
-            rejects.add(one.record, error)
+            rejects.add(one.record, error, one.file)
             continue
         rows = int(length_of_sequence.sum())
         padding += len(one.positions) - rows
@@ -69,7 +69,7 @@ def token_rows(
         known = (chosen >= 0).all(axis=(1, 2))
         if not known.all():
             missing = f"{int((~known).sum())} rows"
-            rejects.add(one.record, RejectedLineError("rows without all ids", missing))
+            rejects.add(one.record, RejectedLineError("rows without all ids", missing), one.file)
         parts.append(
             (
                 sequence[known] + len(names),

@@ -77,6 +77,27 @@ def files_of_run(path: Path, pattern: str) -> list[Path]:
     return found
 
 
+def check_readable(path: Path, pattern: str = "") -> None:
+    """See whether the files of an import can be read.
+
+    Args:
+        path: The file, or the folder of a run.
+        pattern: Of the files of a run.
+
+    Raises:
+        ImportFormatError: One of them cannot, or is something else than a file.
+    """
+    for part in files_of_run(path, pattern):
+        if part.exists() and not part.is_file():
+            raise ImportFormatError(
+                f"{part} is no regular file.",
+                why="A file is read more than once: first for its identity, then for its rows.",
+                next_step="Write it to a file, and import that.",
+            )
+        with opened(part) as file:
+            file.read(1)
+
+
 def is_compressed(path: Path) -> bool:
     """Whether a file's name says that it is compressed."""
     return path.suffix in {".gz", ".zst", ".zstd"}
@@ -100,7 +121,8 @@ def read_lines(path: Path, rejects: Rejects) -> Iterator[tuple[int, bytes]]:
                     line = file.readline(MAX_LINE_BYTES)
                     total += len(line)
                     _check_inflated(path, total)
-                rejects.add(number, RejectedLineError("line too long", f"> {MAX_LINE_BYTES} bytes"))
+                error = RejectedLineError("line too long", f"> {MAX_LINE_BYTES} bytes")
+                rejects.add(number, error, path)
                 continue
             _check_inflated(path, total)
             if line.strip():
