@@ -28,8 +28,16 @@ def kept() -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(KEPT.glob("*.json"))]
 
 
+PROBE = "torch probe"
 PARTS = frozenset(
-    {"torch probe", "training", "vLLM plugin", "OLMo-core router", "OLMo-core experts"}
+    {
+        PROBE,
+        "training",
+        "vLLM plugin",
+        "OLMo-core router",
+        "OLMo-core experts",
+        "routers of one's own",
+    }
 )
 """Subjects that are parts of moescope or of an engine; every other one is a family of models."""
 
@@ -102,7 +110,17 @@ which fails when a test verifies more or less than this page says. Nothing here 
 - *Is my model covered?* Look for its family in the first table, in the column of your version.
   That table is of the torch probe. The vLLM plugin goes by how a layer routes, not by families:
   [which models](../how-to/watch-vllm.md#which-models). It was verified on one model.
-- *Is what I do with it covered?* Look in the second table."""
+- *Is what I do with it covered?* Look in the second table.
+- *My version has no column.* Nothing was tested with it, be it between the columns, older or newer.
+  Nothing refuses it, either: the probe goes by classes and by what routers return. What that means
+  is said [above the first table](#model-families-by-version-of-transformers). The vLLM plugin was
+  tested with the one version in the second table; where another has not what it hooks, the engine
+  serves unwatched and says so in its log.
+- *My model brings code of its own* (`trust_remote_code`). No such model was tested. A router of it
+  is read like a known one if its class has that one's name, or if it [does what a known one
+  does](../how-to/declare-a-router.md); else `attach` refuses the model, and you declare the router.
+  A class of a known name that scores otherwise is not noticed: [check
+  once](../how-to/declare-a-router.md#check-it) what is recorded."""
 
 
 def _families(families: _Cells, engines: list[str]) -> Iterator[str]:
@@ -134,13 +152,13 @@ weights, and compares what the torch probe says with what the experts got.
 - **{_NOT_VERIFIED}**: not covered; the last column says why.
 - **{_NOTHING}**: this version has no such family.
 
-**Versions between two columns** (4.58, 5.9) were not tested. What the probe knows is bound to a
-router's class and to the form of what it returns, not to a version. `attach` refuses a router that
-it neither knows nor recognises, layers that do not agree, and, with 5.0 to 5.5, routers not seen to
-return logits. A pass whose routers return another form is not recorded (`probe.counters.errors`).
-A version that computes scores otherwise and returns the same form is not noticed: ids that a router
-returns stay right, entropy, margin and computed weights may not. [Check that
-once](../how-to/declare-a-router.md#check-it), or take a version that has a column."""
+**Other versions**, between two columns (4.58, 5.9), older or newer, were not tested. What the probe
+knows is bound to a router's class and to the form of what it returns, not to a version. `attach`
+refuses a router that it neither knows nor recognises, layers that do not agree, and, with 5.0 to
+5.5, routers not seen to return logits. A pass whose routers return another form is not recorded
+(`probe.counters.errors`). A version that computes scores otherwise and returns the same form is not
+noticed: ids that a router returns stay right, entropy, margin and computed weights may not. [Check
+that once](../how-to/declare-a-router.md#check-it), or take a version that has a column."""
     yield _table(("family", *map(_version, engines), "remarks"), rows)
 
 
@@ -198,11 +216,11 @@ def _features(parts: _Cells, families: _Cells, engines: list[str]) -> Iterator[s
     probed = [
         _version(engine)
         for engine in engines
-        if engine.startswith(TRANSFORMERS) and any(engine in known for known in parts.values())
+        if engine.startswith(TRANSFORMERS) and engine in parts.get(PROBE, {})
     ]
     only = (
-        "\nOf transformers, all of this but families (`generate`, caches, padding, Trainer) was "
-        f"tested with version {_listed(probed)} only."
+        "\nOf transformers, all of this but families and routers of one's own (`generate`, caches, "
+        f"padding, Trainer) was tested with version {_listed(probed)} only."
         if probed
         else ""
     )

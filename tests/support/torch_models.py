@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from moescope.core.batch import RoutingBatch
 
 EXPERTS, TOP_K, LAYERS, VOCABULARY = 8, 3, 2, 50
 SIZES = {
@@ -71,14 +74,48 @@ class Recording:
             token_id_kind=token_id_kind,
         )  # fmt: skip
 
-    def rows(self) -> list[Row]:
-        """What arrived in the batch log, without context rows."""
+    def batches(self) -> list[RoutingBatch]:
+        """What arrived in the batch log, once the recorder is closed."""
         self.recorder.close()
         with Agent(self.folder / "rings", self.folder / "log") as agent:
             agent.drain()
         with BatchLogReader(self.folder / "log", "node") as reader:
-            batches = [decode_batch(record.payload) for record in reader.read(0).records]
-        return [row for batch in batches if batch.tokens is not None for row in rows_of(batch)]
+            return [decode_batch(record.payload) for record in reader.read(0).records]
+
+    def rows(self) -> list[Row]:
+        """Its rows, without context rows."""
+        return [
+            row for batch in self.batches() if batch.tokens is not None for row in rows_of(batch)
+        ]
+
+    def positions(self) -> dict[str, list[int]]:
+        """Positions by request, as they were recorded."""
+        found: dict[str, list[int]] = {}
+        for row in self.rows():
+            found.setdefault(row.request, []).append(row.position)
+        return found
+
+    def unseen(self) -> dict[str, int]:
+        """Unseen rows by reason, as batches tell them."""
+        told: dict[str, int] = {}
+        for batch in self.batches():
+            if batch.header.drops.unseen_rows:
+                reason = batch.header.labels["unseen_reason"]
+                told[reason] = told.get(reason, 0) + batch.header.drops.unseen_rows
+        return told
+
+    def switch(self, *, on: bool) -> None:
+        """Make or remove the file `disable`, and wait until the recorder has seen it."""
+        file = self.folder / "rings" / "disable"
+        if on:
+            file.unlink()
+        else:
+            file.touch()
+        for _ in range(400):
+            if self.recorder.is_recording is on:
+                return
+            time.sleep(0.025)
+        raise AssertionError("The recorder never looked.")
 
 
 def rows_of(batch: Any) -> Iterator[Row]:

@@ -154,6 +154,28 @@ def sorted_rows(rows: Any) -> NDArray[np.float32]:
     return array[np.lexsort(array.T)] if len(array) else array
 
 
+def by_expert(ids: Any, weights: Any, experts: int) -> Any:
+    """Weights at their experts' places, [N, E]."""
+    return torch.zeros(len(ids), experts).scatter(1, ids, weights.float())
+
+
+def assert_received(seen: Seen, ids: Any, weights: Any, dropped: Any, experts: int) -> None:
+    """The experts of one layer computed what the probe says, and nothing else."""
+    assert seen.ids is not None or seen.rows_of
+    if seen.rows_of:
+        kept = ids if dropped is None else ids.masked_fill(dropped, -1)
+        for expert, rows in received_rows(seen.hidden, kept, experts).items():
+            got = sorted_rows(seen.rows_of.get(expert, seen.hidden[:0]))
+            np.testing.assert_array_equal(got, rows)
+    if seen.ids is not None and dropped is None:
+        assert torch.equal(seen.ids.sort(-1).values, ids.sort(-1).values)
+        if seen.weights is not None:
+            told = seen.weights
+            if told.shape == seen.ids.shape:
+                told = by_expert(seen.ids, told, experts)
+            torch.testing.assert_close(by_expert(ids, weights, experts), told.float())
+
+
 class Wanted(NamedTuple):
     """What a router has to decide: ids in rank order, weights, entropy and margin."""
 
@@ -190,6 +212,11 @@ def wanted_routing(seen: Seen, family: Family) -> Wanted:
     if weights is not None and family.last_is_none:
         weights = np.where(ids == family.experts - 1, 0.0, weights)
     return Wanted(ids, weights, entropy, ranked[:, k - 1] - ranked[:, k])
+
+
+def shares_of(seen: Seen, family: Family) -> NDArray[np.float64]:
+    """Each expert's share of a layer's rows, [N, E], in double precision."""
+    return _softmax(_logits(seen, family))
 
 
 def _logits(seen: Seen, family: Family) -> NDArray[np.float64]:

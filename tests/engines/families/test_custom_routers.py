@@ -24,6 +24,7 @@ from moescope.producers.torch_probe.families.scoring import GroupLimit, entropy_
 Module: Any = torch.nn.Module
 HIDDEN = 16
 ROWS = 40
+SUBJECT = "routers of one's own"
 
 
 class OwnRouter(Module):  # type: ignore[misc]  # torch has no types here
@@ -123,7 +124,7 @@ def rows(*shape: int) -> Any:
     ("router", "kind"), [(OwnRouter, ScoreKind.SOFTMAX), (BiasedRouter, ScoreKind.SIGMOID)]
 )
 def test_an_unknown_router_is_read_as_the_one_kind_that_does_the_same(
-    router: Any, kind: ScoreKind
+    router: Any, kind: ScoreKind, verified: Any
 ) -> None:
     """Ids sorted by selection score, entropy and margin: as a loop over rows finds them."""
     torch.manual_seed(4)
@@ -145,17 +146,19 @@ def test_an_unknown_router_is_read_as_the_one_kind_that_does_the_same(
             assert entropy == pytest.approx(-(share * np.log(share)).sum(), abs=1e-5)
             gap = selection[row, order[TOP_K - 1]] - selection[row, order[TOP_K]]
             assert float(routing.margin[row, place]) == pytest.approx(gap, abs=1e-5)
+    verified(subject=SUBJECT, what="a router of one's own, recognised")
 
 
 @pytest.mark.parametrize("routers", [(StrangeRouter,), (OwnRouter, NarrowRouter)])
-def test_what_is_not_understood_is_refused(routers: Any) -> None:
+def test_what_is_not_understood_is_refused(routers: Any, verified: Any) -> None:
     """A guess would be recorded as if it were the truth."""
     torch.manual_seed(4)
     with pytest.raises(InputError):
         find_routers(Model(*[router() for router in routers]))
+    verified(subject=SUBJECT, what="refused: a router of one's own that is not understood")
 
 
-def test_a_declared_adapter_is_enough_for_a_router_of_ones_own() -> None:
+def test_a_declared_adapter_is_enough_for_a_router_of_ones_own(verified: Any) -> None:
     """Where it is, what it returns, how it scores: declared, not programmed."""
     from moescope.producers.torch_probe.families import Linear, SoftmaxOfSelected
 
@@ -179,6 +182,7 @@ def test_a_declared_adapter_is_enough_for_a_router_of_ones_own() -> None:
     torch.testing.assert_close(routing.weights[:, 0], ranked.values[:, :TOP_K].softmax(-1))
     margin = ranked.values[:, TOP_K - 1] - ranked.values[:, TOP_K]
     torch.testing.assert_close(routing.margin[:, 0], margin)
+    verified(subject=SUBJECT, what="a router of one's own, declared")
 
 
 def test_two_adapters_cannot_have_one_site() -> None:

@@ -86,6 +86,9 @@ class Family:
             called with expert 0 then, and weight 0.
         executes_something_else: In transformers 5 the experts compute other rows than the router
             chose: a fault of the family's code, not of its routing.
+        left_out: What of the family is not recorded, and why.
+        takes_embeddings: It takes embeddings, no token ids.
+        forgets_experts: It leaves its experts' weights as memory has them.
     """
 
     model_class: str
@@ -99,6 +102,9 @@ class Family:
     broken: tuple[str, str] | None = None
     last_is_none: bool = False
     executes_something_else: bool = False
+    left_out: tuple[str, str] | None = None
+    takes_embeddings: bool = False
+    forgets_experts: bool = False
 
 
 SOFTMAX: Final = Spec("SOFTMAX")
@@ -184,6 +190,10 @@ FAMILIES: Final[dict[str, Family]] = {
         Spec("SIGMOID", "sqrtsoftplus", biased=BIAS, scale=SCALE),
         BEHIND_DENSE,
         {"mlp_layer_types": ["hash_moe", "moe", "moe"]},
+        left_out=(
+            "layers that choose by token id",
+            "left out: the choice says nothing of what a token means",
+        ),
     ),
     "diffusion_gemma": Family(
         "DiffusionGemmaEncoderTextModel",
@@ -192,7 +202,12 @@ FAMILIES: Final[dict[str, Family]] = {
         logits_from="proj",
     ),
     "dots1": Family("Dots1ForCausalLM", GROUPED, BEHIND_DENSE),
-    "dots3_note": Family("Dots3NoteTextModel", GROUPED, BEHIND_DENSE),
+    "dots3_note": Family(
+        "Dots3NoteTextModel",
+        GROUPED,
+        BEHIND_DENSE,
+        left_out=("its vision tower", "left out: only the text tower's routers are read"),
+    ),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
         Spec("SOFTMAX", biased=BIAS),
@@ -278,6 +293,7 @@ FAMILIES: Final[dict[str, Family]] = {
         "JetMoeForCausalLM",
         TOPK_SOFTMAX,
         config_before_5={"num_attention_heads": 6, "kv_channels": 16},
+        left_out=("experts of its attention", "left out: they are of no feed-forward layer"),
     ),
     "kimi_linear": Family("KimiLinearForCausalLM", GROUPED, BEHIND_DENSE),
     "kolibri1": Family(
@@ -387,6 +403,14 @@ FAMILIES: Final[dict[str, Family]] = {
         "Qwen3OmniMoeThinkerTextModel",
         SOFTMAX,
         config_before_5={"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+    ),
+    "qwen3_omni_moe, talker": Family(
+        "Qwen3OmniMoeTalkerModel",
+        SOFTMAX,
+        config={"shared_expert_intermediate_size": 16},
+        config_before_5={"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        takes_embeddings=True,
+        forgets_experts=True,
     ),
     "qwen3_vl_moe": Family(
         "Qwen3VLMoeTextModel",

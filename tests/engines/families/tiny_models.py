@@ -49,8 +49,13 @@ def version_of(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def build(name: str) -> Any:
-    """A tiny random model of a family, in evaluation; its routers have strong opinions."""
+def build(name: str, **changed: Any) -> Any:
+    """A tiny random model of a family, in evaluation; its routers have strong opinions.
+
+    Args:
+        name: Of `FAMILIES`.
+        changed: Settings in the place of the family's.
+    """
     import torch
 
     family = FAMILIES[name]
@@ -66,9 +71,14 @@ def build(name: str) -> Any:
     settings.update(family.config)
     if version() < (5, 0):
         settings.update(family.config_before_5)
+    settings.update(changed)
     torch.manual_seed(5)
     model = model_class(config_class(**settings)).eval()
     _excite(model)
+    if family.forgets_experts:
+        for name_of, weight in model.named_parameters():
+            if ".experts." in name_of:
+                torch.nn.init.normal_(weight, std=0.1)
     return model
 
 

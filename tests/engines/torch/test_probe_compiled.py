@@ -62,6 +62,21 @@ def test_a_model_compiled_before_is_recorded(
     verified(subject="torch probe", what="compiled model, before attach")
 
 
+def test_a_model_attached_in_inference_mode_is_compiled_outside_of_it(
+    model: Any, recording: Recording
+) -> None:
+    """Loaders run in inference mode; what the probe made there must not break a model elsewhere."""
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        plain = model(ids).logits
+    with torch.inference_mode():
+        probe = attach(model, recording.recorder)
+    compiled = torch.compile(model, backend=BACKEND, fullgraph=True)
+    with probe, probe.request("one"), torch.no_grad():
+        assert torch.equal(compiled(ids).logits, plain)
+    assert [row.position for row in recording.rows()] == list(range(len(TOKENS)))
+
+
 def test_steps_on_a_cache_are_recorded(model: Any, recording: Recording, verified: Any) -> None:
     """A prompt and a step behind it through compiled code, compiled while the probe watches."""
     cache = transformers.DynamicCache(config=model.config)

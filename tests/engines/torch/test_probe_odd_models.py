@@ -191,7 +191,7 @@ def test_a_paused_recorder_gives_the_reason_that_every_probe_gives(tmp_path: Pat
     with BatchLogReader(tmp_path / "log", "node") as reader:
         headers = [decode_batch(record.payload).header for record in reader.read(0).records]
     told = {each.labels["unseen_reason"]: each.drops.unseen_rows for each in headers}
-    assert told == {"recording is switched off": IDS.numel()}
+    assert told == {"the file 'disable' is there": IDS.numel()}
 
 
 def test_a_lost_probe_is_found_again(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from moescope.producers import attach
 from moescope.producers.recording.budget import Rung
 from moescope.producers.torch_probe import RequestFacts
 from moescope.producers.torch_probe.requests import RunningBatch
+from moescope.producers.torch_probe.steps import HELD_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,26 @@ def test_a_step_with_a_mask_is_not_read_with_those_that_have_none(tmp_path: Path
     assert ("b", 4) in alone
     assert ("b", 5) not in alone
     assert steps_with_and_without_a_mask(tmp_path / "together", 16) == alone
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_steps_in_autocast_do_not_wait(tmp_path: Path, device: str) -> None:
+    """Logits computed again behind its end would be others, whatever device it holds for."""
+    model = make_model("olmoe")
+    recording = Recording(model, tmp_path)
+    cache = transformers.DynamicCache(config=model.config)
+    with attach(model, recording.recorder) as probe, torch.no_grad():
+        probe._clock = lambda: 0.0
+        with probe.request("one"):
+            passed: list[int] = []
+            for tokens in ([5, 9, 41], [11], [12], [13]):
+                torch.set_autocast_enabled(device, len(passed) != 1)
+                try:
+                    model(torch.tensor([tokens]), cache=cache)
+                finally:
+                    torch.set_autocast_enabled(device, False)  # noqa: FBT003 - torch names no argument
+                passed.append(probe.counters.passed_rows)
+    assert passed == [3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("held", [1, 16])
@@ -116,3 +137,50 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     may_end.set()
     holder.join()
     assert status == 0
+
+
+def test_another_thread_reads_steps_only_once_a_generation_pauses(tmp_path: Path) -> None:
+    """Beside a model that computes it would cost turns of the interpreter: steps still come."""
+    model = make_model("olmoe")
+    recording = Recording(model, tmp_path)
+    cache = transformers.DynamicCache(config=model.config)
+    seconds = [0.0]
+    with attach(model, recording.recorder) as probe, torch.no_grad():
+        probe._late.stop()  # its turns are taken by hand
+        probe._clock = lambda: seconds[0]
+        with probe.request("one"):
+            model(torch.tensor([[5, 9, 41]]), cache=cache)
+            for token, at in ((11, 0.0), (12, 0.09), (13, 0.18)):
+                seconds[0] = at
+                model(torch.tensor([[token]]), cache=cache)
+            before = probe.counters.passed_rows  # the first step came alone: it is read
+            seconds[0] = 0.18 + HELD_SECONDS - 0.01  # the second has waited for longer
+            assert probe.read_late()
+            assert probe.counters.passed_rows == before
+            seconds[0] = 0.18 + HELD_SECONDS + 0.01
+            assert not probe.read_late()
+            assert probe.counters.passed_rows == before + 2
+
+
+def test_an_idle_probe_has_no_thread_until_steps_wait_and_none_behind_them(tmp_path: Path) -> None:
+    """A model that computes nothing is watched at no cost; a thread sleeps until steps wait."""
+    model = make_model("olmoe")
+    recording = Recording(model, tmp_path)
+
+    def late_threads() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name == "moescope-late-steps"]
+
+    for thread in late_threads():  # of probes that tests before this one have detached
+        thread.join(60.0)
+    before = {*threading.enumerate()}
+    with attach(model, recording.recorder) as probe, torch.no_grad():
+        with probe.request("one"):
+            model(torch.tensor([[5, 9, 41]]), use_cache=False)
+        assert {*threading.enumerate()} == before
+        cache = transformers.DynamicCache(config=model.config)
+        with probe.request("two"):
+            for token in (11, 12, 13):
+                model(torch.tensor([[token]]), cache=cache)
+        [late] = late_threads()
+    late.join(60.0)
+    assert late_threads() == []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from moescope.core.errors import InputError
@@ -101,7 +102,10 @@ def _buffers(static_rows: int | None, layers: int, device: torch.device) -> Stat
             f"static_rows is {static_rows}.",
             next_step="Give the most rows of a captured pass: requests times columns.",
         )
-    return StaticBuffers(static_rows, layers, device)
+    import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+    with torch.inference_mode(mode=False):  # they are changed outside of it, too
+        return StaticBuffers(static_rows, layers, device)
 
 
 def probe_of(model: torch.nn.Module) -> Probe | None:
@@ -114,7 +118,8 @@ def _check_free(tower: torch.nn.Module, routers: list[LayerRouter]) -> None:
         raise InputError(
             "This model has a probe already.",
             why="A second one would record every token twice.",
-            next_step="Use the first one, which probe_of(model) returns, or call its detach().",
+            next_step="Use the first one, which moescope.producers.torch_probe.probe_of(model) "
+            "returns, or call its detach().",
         )
 
 
@@ -147,7 +152,22 @@ def _check_recorder(profile: Profile, routers: list[LayerRouter]) -> None:
     if told != found:
         raise InputError(
             "The recorder does not describe this model.",
-            why=f"The model has {found}; the recorder was told {told}.",
+            why=_what_differs(found, told),
             next_step="Make it with layers, experts, top_k, score_kind and rank_order of "
             "router_shape(model).",
         )
+
+
+def _what_differs(found: RouterShape, told: RouterShape) -> str:
+    names = [field.name for field in fields(found)]
+    values = [(name, getattr(found, name), getattr(told, name)) for name in names]
+    differing = [
+        f"{name} {_plain(of_model)} (the recorder was told {_plain(of_recorder)})"
+        for name, of_model, of_recorder in values
+        if of_model != of_recorder
+    ]
+    return f"The model has {', '.join(differing)}."
+
+
+def _plain(value: object) -> str:
+    return value.name.lower() if isinstance(value, Enum) else str(value)

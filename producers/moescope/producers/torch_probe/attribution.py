@@ -9,7 +9,9 @@ import numpy as np
 
 from moescope.core.vocabulary import Phase
 from moescope.producers.torch_probe.content import ContentOfBatch
+from moescope.producers.torch_probe.inputs import RefusedPassError
 from moescope.producers.torch_probe.placing import tokens_before_end
+from moescope.producers.torch_probe.requests import NO_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.tower import Endings
 
 _INVALID: Final = "invalid scores, weights or experts"
+_NO_TOKENS: Final = np.empty(0, np.int64)
 _DOUBTFUL: Final = "rows behind a doubtful end token"
+_UNKNOWN: Final = "rows that may be padding behind an end that passed unseen"
 
 
 class Attributed(NamedTuple):
@@ -79,13 +83,19 @@ class Attribution:
         else:
             is_decoded = placed.position >= running.begin(self._sink, placed)[:, None]
             running.check_order(placed, is_decoded)
+            self._see_missed_ends(running, rows)
             wanted = self._before_end(running, rows, is_decoded=is_decoded)
             running.advance(placed, rows.columns)
             phase = _phase(is_decoded, wanted) if running.phase is None else running.phase
         content = self._content(running, rows)
         is_valid = _valid(rows, self._experts)
-        kept = wanted if is_valid is None else wanted & is_valid.reshape(wanted.shape)
         doubtful = self._doubtful(running, placed.is_token, wanted)
+        known = self._known_to_go_on(running, rows, wanted)
+        unknown = int(np.count_nonzero(wanted)) - int(np.count_nonzero(known))
+        if unknown:
+            self._sink.miss(unknown, _UNKNOWN)
+            wanted, doubtful = known, doubtful + unknown
+        kept = wanted if is_valid is None else wanted & is_valid.reshape(wanted.shape)
         size, passed = wanted.size, int(np.count_nonzero(kept))
         tokens = passed if is_valid is None else int(np.count_nonzero(wanted))
         if passed < tokens:
@@ -103,15 +113,53 @@ class Attribution:
             running.content = ContentOfBatch(len(running.ids), self._content_key)
         return running.content.keys(rows.placed, rows.tokens)
 
+    def _ends(self, running: RunningBatch) -> NDArray[np.int64]:
+        """Token ids behind which a row of this batch is fed what is no token of it."""
+        if running.phase is not None:
+            return _NO_TOKENS
+        if running.end_tokens is not None:
+            return running.end_tokens
+        # Of one row alone a `generate` ends where its last pass does.
+        return self._endings.tokens if len(running.ids) > 1 else _NO_TOKENS
+
+    def _see_missed_ends(self, running: RunningBatch, rows: HostRows) -> None:
+        """Whose end token passed while nothing was recorded: what such a row is fed may tell.
+
+        Raises:
+            RefusedPassError: Nothing tells.
+        """
+        if not self._ends(running).size or rows.tokens is None:
+            return
+        if not (running.columns or running.has_missed):
+            return  # a block that begins amid a generation: whose rows they are is said anew
+        is_open = running.has_gap(rows.placed) & ~running.has_ended
+        if not is_open.any():
+            return
+        if running.end_tokens is None:
+            first = rows.placed.is_token.argmax(axis=1)
+            fed = rows.tokens[np.arange(len(first)), first]
+            is_padding = np.isin(fed, self._endings.following)
+            running.has_ended |= is_open & is_padding
+            # `generate` may have been given padding of its own: it is fed that again and again.
+            running.fed_since_gap = np.where(is_open & ~is_padding, fed, running.fed_since_gap)
+        else:
+            raise RefusedPassError(
+                "an end token may have passed unseen",
+                "steps before were not recorded, and behind end_tokens a row is fed anything",
+            )
+
     def _before_end(
         self, running: RunningBatch, rows: HostRows, *, is_decoded: NDArray[np.bool_] | bool
     ) -> NDArray[np.bool_]:
         is_token = rows.placed.is_token
-        # Of one row alone a generation ends where its last pass does.
-        if running.phase is not None or len(running.ids) == 1 or rows.tokens is None:
-            return is_token
-        ends = self._endings.tokens if running.end_tokens is None else running.end_tokens
+        ends = self._ends(running)
         if not ends.size:
+            return is_token
+        if rows.tokens is None:
+            if running.end_tokens is not None and (is_decoded & is_token).any():
+                raise RefusedPassError(
+                    "end_tokens without token ids", "generated tokens were given as embeddings"
+                )
             return is_token
         had_ended = running.has_ended.copy()
         before_end = tokens_before_end(rows.tokens, is_decoded & is_token, ends, running.has_ended)
@@ -120,6 +168,19 @@ class Attribution:
             is_behind = np.column_stack([had_ended, ~before_end[:, :-1]])
             running.is_doubtful |= (is_behind & ~may_follow).any(axis=1)
         return is_token & before_end
+
+    def _known_to_go_on(
+        self, running: RunningBatch, rows: HostRows, wanted: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Wanted rows without those that may be padding behind an end that nobody saw."""
+        fed = running.fed_since_gap[:, None]
+        if rows.tokens is None or not (fed != NO_TOKEN).any():
+            return wanted
+        is_same = np.logical_and.accumulate((rows.tokens == fed) | ~wanted, axis=1)
+        is_open = is_same & (fed != NO_TOKEN)
+        running.fed_since_gap = np.where(is_open[:, -1], fed[:, 0], NO_TOKEN)
+        known: NDArray[np.bool_] = wanted & ~is_open
+        return known
 
     def _doubtful(
         self, running: RunningBatch, is_token: NDArray[np.bool_], wanted: NDArray[np.bool_]

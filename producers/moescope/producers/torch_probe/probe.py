@@ -10,8 +10,6 @@ import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import numpy as np
-
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, Phase
 from moescope.producers.recording.pausing import NOT_RECORDING
 from moescope.producers.torch_probe.compiled import forget
@@ -26,7 +24,13 @@ from moescope.producers.torch_probe.late import LateSteps
 from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
-from moescope.producers.torch_probe.requests import RequestFacts, RoutingSink, RunningBatch
+from moescope.producers.torch_probe.requests import (
+    RequestFacts,
+    RoutingSink,
+    RunningBatch,
+    checked_end_tokens,
+    checked_requests,
+)
 from moescope.producers.torch_probe.steps import HELD_SECONDS, HELD_STEPS
 from moescope.producers.torch_probe.tower import device_of
 from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
@@ -42,7 +46,18 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.hooks import AfterRouter
 
 _PATIENCE_SECONDS: Final = 1.0
+_INTERRUPTED: Final = "recording was interrupted"
+_NOT_ONCE: Final = "a router that did not run just once"
+_REPLACED: Final = (
+    "some router ran twice or not at all; one that was put in its place since is not watched: "
+    "attach anew"
+)
 _BESIDE: Final = "passes beside the open requests"
+_OF_NO_REQUEST: Final = "passes of no request"
+_NONE_OPEN: Final = (
+    "a pass ran while no request was open, as in a warm-up: what is to be recorded has to run "
+    "inside of `with probe.request(…)` or `with probe.batch([…])`"
+)
 _HOW_TO_OPEN: Final = (
     "a pass ran outside of any request while one was open elsewhere: open request() in the "
     "function that calls the model, in its own thread (Thread(target=…) inherits nothing)"
@@ -109,7 +124,8 @@ class Probe:
         self._is_detached = False
         self._openings = Openings()
         self.of_thread = OfThread()
-        self.anchor = torch.zeros(1, device=device_of(routers[0].module, tower))
+        with torch.inference_mode(mode=False):  # compiled code says that it changes it, anywhere
+            self.anchor = torch.zeros(1, device=device_of(routers[0].module, tower))
         self._buffers = buffers
         self._held_steps = held_steps
         self._clock = clock
@@ -155,12 +171,17 @@ class Probe:
             requests: In the order of the rows.
             phase: Of all tokens; by default prefill up to the prompt's length, then decode.
             step: Optimizer step.
-            end_tokens: What ends a row's generation while others go on: what it is fed from then on
-                is no token of it. By default what the model's generation_config says, as long as
-                only padding follows.
+            end_tokens: What ends a row's generation: what it is fed from then on is no token of it.
+                By default, in a batch of several, what the model's generation_config says, as long
+                as only padding follows. Not looked at with `phase`.
+
+        Raises:
+            InputError: These are no `RequestFacts`, or no token ids.
         """
-        ends = None if end_tokens is None else np.array(list(end_tokens), np.int64)
-        running = RunningBatch(requests, phase, step, ends, self._held_steps)
+        running = RunningBatch(
+            checked_requests(requests), phase, step, checked_end_tokens(end_tokens),
+            self._held_steps,
+        )  # fmt: skip
         opening = self._openings.enter(running, inspect.currentframe())
         try:
             yield
@@ -335,6 +356,8 @@ class Probe:
             if self._openings:
                 self._tally.say_once(_BESIDE, _HOW_TO_OPEN)
                 self._unrecorded.miss(None, rows, _BESIDE)
+            else:
+                self._tally.say_once(_OF_NO_REQUEST, _NONE_OPEN)
         return running
 
     def _arm(self, running: RunningBatch, inputs: PassInputs) -> None:
@@ -421,7 +444,8 @@ class Probe:
             raise RefusedPassError(running.refusal)
         if not current.is_whole:
             self._tally.add(incomplete_passes=1)
-            self._unrecorded.miss(running, current.rows, "a router that did not run just once")
+            self._tally.say_once(_NOT_ONCE, _REPLACED)
+            self._unrecorded.miss(running, current.rows, _NOT_ONCE)
             return False
         if len(running.requests) != inputs.batch:
             raise RefusedPassError(
@@ -507,6 +531,9 @@ class Probe:
             if isinstance(error, RefusedPassError):
                 running.refusal = error.reason
             self._unrecorded.tell(error, running, done.size)
+        except BaseException:  # the user's interrupt, which is not ours to keep
+            self._unrecorded.miss(running, done.size, _INTERRUPTED)
+            raise
         else:
             self._tally.add(
                 passed_rows=became.passed,

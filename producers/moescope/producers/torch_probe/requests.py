@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
+from moescope.core.errors import InputError
+from moescope.core.printable import printable
 from moescope.core.vocabulary import UNKNOWN_SCENE, Phase
 from moescope.producers.recording.forks import watch_forks
 from moescope.producers.torch_probe.inputs import RefusedPassError
@@ -24,6 +29,12 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.inputs import PassInputs
     from moescope.producers.torch_probe.passes import ComputedPass
     from moescope.producers.torch_probe.placing import PlacedRows
+
+
+NO_TOKEN: Final = -1
+NO_ID: Final = "a request id that is no text, or empty"
+SAME_ID: Final = "one request id on two rows of a batch"
+NO_COUNT: Final = "prompt_tokens or cached_tokens that are no number of tokens"
 
 
 class RoutingSink(Protocol):
@@ -103,7 +114,7 @@ class RequestFacts:
         prompt_tokens: Where decode starts. By default all tokens of the first pass (and those
             cached before it) are the prompt; give it when a prompt is computed in several passes.
         cached_tokens: Positions below it came from a prefix cache. By default the first position
-            that is computed.
+            that is computed; none where a pass before it was not recorded.
     """
 
     id: str
@@ -111,6 +122,64 @@ class RequestFacts:
     scene: str = UNKNOWN_SCENE
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+
+
+def checked_requests(requests: object) -> tuple[RequestFacts, ...]:
+    """The rows of a batch.
+
+    Raises:
+        InputError: They are no `RequestFacts`: a mistake of the program, the same each time.
+    """
+    if isinstance(requests, Iterable):
+        given = tuple(requests)
+        if all(isinstance(each, RequestFacts) for each in given):
+            return given
+    raise InputError(
+        f"A batch cannot be {printable(repr(requests))[:80]}.",
+        why="It needs what is known of the request of each row.",
+        next_step='Give a list: batch([RequestFacts(id="…"), …]), in the order of the rows.',
+    )
+
+
+def checked_end_tokens(end_tokens: object) -> NDArray[np.int64] | None:
+    """Token ids int64 [n] that end a row; None when none were given.
+
+    Raises:
+        InputError: They are no token ids: a mistake of the program.
+    """
+    if end_tokens is None:
+        return None
+    if isinstance(end_tokens, Iterable) and not isinstance(end_tokens, str):
+        with suppress(TypeError, OverflowError):
+            return np.array([operator.index(token) for token in end_tokens], np.int64)
+    raise InputError(
+        f"end_tokens cannot be {printable(repr(end_tokens))[:80]}.",
+        why="They are token ids, as the model is fed them.",
+        next_step="Give a list of whole numbers, such as [tokenizer.eos_token_id].",
+    )
+
+
+def why_refused(requests: Sequence[RequestFacts]) -> str:
+    """Why nothing of these requests can be recorded, or empty.
+
+    What names and counts requests comes from clients: a server is not to fail by it.
+    """
+    ids = [request.id for request in requests]
+    if not all(isinstance(each, str) and each for each in ids):
+        return NO_ID
+    if len({*ids}) < len(ids):
+        return SAME_ID
+    counts = [(request.prompt_tokens, request.cached_tokens) for request in requests]
+    if not all(count is None or _is_count(count) for pair in counts for count in pair):
+        return NO_COUNT
+    return ""
+
+
+def _is_count(given: object) -> bool:
+    try:
+        return operator.index(given) >= 0  # type: ignore[arg-type]  # whatever a program passes
+    except TypeError:
+        return False
 
 
 class RunningBatch:
@@ -131,6 +200,9 @@ class RunningBatch:
         has_ended: bool [B], whose end token was seen.
         behind_end: int64 [B], rows left out since then.
         is_doubtful: bool [B], where something followed that no generation feeds behind its end.
+        has_missed: Whether a pass went by that is not recorded.
+        fed_since_gap: int64 [B], the token that a row was fed behind such passes, as long as it
+            is fed no other one: it may be padding of a generation that has ended; −1 for none.
         held: Decode steps that wait for the next ones, to be read with them.
         pending: A pass that is computed and not recorded yet.
         latest: Number of the pass that began last.
@@ -159,7 +231,9 @@ class RunningBatch:
         self.has_ended = np.zeros(len(self.requests), np.bool_)
         self.behind_end = np.zeros(len(self.requests), np.int64)
         self.is_doubtful = np.zeros(len(self.requests), np.bool_)
-        self.refusal = ""
+        self.has_missed = False
+        self.fed_since_gap = np.full(len(self.requests), NO_TOKEN, np.int64)
+        self.refusal = why_refused(self.requests)
         self.content: ContentOfBatch | None = None
         self.held = HeldSteps(held_steps)
         self.pending: ComputedPass | None = None
@@ -177,6 +251,7 @@ class RunningBatch:
 
     def miss_pass(self) -> None:
         """A pass went by that is not recorded: whose prompts it held is not known later."""
+        self.has_missed = True
         if (
             not self.refusal
             and self.phase is None
@@ -198,15 +273,26 @@ class RunningBatch:
             given = request.prompt_tokens
             prompts.append(last_position + 1 if given is None else given)
             cached = request.cached_tokens
+            if cached is None:  # tokens of a pass that was missed were computed: they are lost
+                cached = 0 if self.has_missed else min(first_position, prompts[-1])
             sink.begin_request(
                 request.id,
                 prompts[-1],
-                min(first_position, prompts[-1]) if cached is None else cached,
+                cached,
                 request.task,
                 request.scene,
             )
         self.prompt_tokens = np.array(prompts, np.int64)
         return self.prompt_tokens
+
+    def has_gap(self, placed: PlacedRows) -> NDArray[np.bool_]:
+        """Bool [B], whose generated tokens right before this pass nobody has seen."""
+        assert self.prompt_tokens is not None  # noqa: S101 - it has begun
+        beyond = np.iinfo(np.int64).max
+        first = np.where(placed.is_token, placed.position, beyond).min(axis=1)
+        expected = np.maximum(self.following, self.prompt_tokens)
+        gap: NDArray[np.bool_] = (first > expected) & (first < beyond)
+        return gap
 
     def check_order(self, placed: PlacedRows, is_decoded: NDArray[np.bool_]) -> None:
         """Whether a pass goes on where the last one ended, as a generation does.
@@ -257,11 +343,7 @@ class RunningBatch:
 
     def advance(self, placed: PlacedRows, columns: int) -> None:
         """Remember where a pass ended."""
-        last = (
-            placed.position[:, -1]
-            if placed.position.shape[1] == 1
-            else (np.where(placed.is_token, placed.position, -1).max(axis=1))
-        )
+        last = np.where(placed.is_token, placed.position, -1).max(axis=1)
         np.maximum(self.following, last + 1, out=self.following)
         self.columns = columns
 
