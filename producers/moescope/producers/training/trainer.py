@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from moescope.producers.content_keys import checked_secret
 from moescope.producers.torch_probe import attach
-from moescope.producers.training.loop import TrainingLoop
+from moescope.producers.training.loop import TrainingLoop, sources_of
+from moescope.producers.training.watched import WatchedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("moescope.producers")
 
+_UNLABELLED: Final = "a training pass without labels"
+_NOT_WATCHED: Final = "a pass of a model that the training callback does not watch"
+_REPLICA: Final = "a replica of DataParallel"
+_PACKED: Final = "sequences packed into one row"
+_PACKERS: Final = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
+"""Inputs that say where packed sequences begin."""
+_SAID: Final = 8
+"""Different complaints of one callback; further ones are counted only."""
+
+
+class _OfThread(threading.local):
+    """The labels of the pass that one thread computes."""
+
+    def __init__(self) -> None:
+        self.labels = ExitStack()
+
 
 class RoutingCallback:
     """Records what a `Trainer`'s model routes: steps, micro-batches, sources.
@@ -29,10 +47,14 @@ class RoutingCallback:
         with RoutingCallback(recorder, run="pretrain-7", source_column="source") as callback:
             Trainer(model=model, …, callbacks=[callback]).train()
 
-    The probe is attached when training begins, and detached by `close`. The optimizer step is the
-    trainer's `global_step` while it computes the gradient; micro-batches are counted by forward
-    passes. Passes in evaluation mode are of phase `eval`; their step is the number of steps that
-    the model has behind it.
+    The probe is attached to the model that a trainer gets, then to the one that it trains: with
+    `model_init`, and in another trainer, that is a new one, and the probe moves on. `close` takes
+    it off. The optimizer step is the trainer's `global_step` while it computes the gradient;
+    micro-batches are counted by forward passes. Passes in evaluation mode, or without a gradient,
+    are of phase `eval`; their step is the number of steps that the model has behind it.
+
+    Nothing raises once training has begun: a model that cannot be watched then (by its routers, or
+    as a replica of DataParallel) is said in the log, and its rows are counted as unseen.
 
     It is a `TrainerCallback` in all but its base class, which would need transformers to be
     imported: every event that it does not know does nothing.
@@ -65,33 +87,49 @@ class RoutingCallback:
         content_key: bytes | None = None,
     ) -> None:
         self._recorder = recorder
-        self._run = run
-        self._rank = rank
         self._source_column = source_column
         self._weights = weights
         self._scores = scores
         self._content_key = None if content_key is None else checked_secret(content_key)
         self._step = 0
-        self._micro_batch = 0
-        self._pass = ExitStack()
-        self._attached = ExitStack()
-        self._has_complained = False
-        self._loop: TrainingLoop | None = None
-        self.probe: Probe | None = None
+        self._of_thread = _OfThread()
+        self._said: set[str] = set()
+        self._watched = WatchedModel(self._probe_on, self._before, self._after)
+        self._loop = TrainingLoop(self._watched, run=run, rank=rank)
 
-    def on_init_end(self, _args: object, _state: object, _control: object, **known: Any) -> None:
-        """The trainer has its model."""
-        self._attach(known["model"])
+    @property
+    def probe(self) -> Probe | None:
+        """On the model that is watched now; None without one."""
+        return self._watched.probe
+
+    def on_init_end(self, _args: object, state: Any, _control: object, **known: Any) -> None:
+        """The trainer has its model.
+
+        Raises:
+            InputError: The probe does not know its routers, or the recorder is for another model.
+        """
+        try:
+            is_another = self._watched.turn_to(known["model"])
+        except Exception:
+            self.close()
+            raise
+        if is_another:
+            self._step = int(getattr(state, "global_step", 0))
 
     def on_train_begin(self, _args: object, state: Any, _control: object, **known: Any) -> None:
-        """The trainer may have got this callback later."""
-        self._attach(known["model"])
+        """The trainer may have got this callback later, or another model since."""
         self._step = int(state.global_step)
+        model = known.get("model")
+        try:
+            self._watched.turn_to(model)
+        except Exception as error:  # noqa: BLE001 - training comes first
+            self._complain(f"The model that is trained now is not recorded: {error}")
+            if model is not None:
+                self._watched.stand_in_front(model)
 
     def on_step_begin(self, _args: object, state: Any, _control: object, **_known: object) -> None:
         """An optimizer step begins."""
         self._step = int(state.global_step)
-        self._micro_batch = 0
 
     def on_step_end(self, _args: object, state: Any, _control: object, **_known: object) -> None:
         """What is evaluated from now on is the model after so many steps."""
@@ -99,9 +137,8 @@ class RoutingCallback:
 
     def close(self) -> None:
         """Detach: the model is as it was before."""
-        self._pass.close()
-        self._attached.close()
-        self.probe = self._loop = None
+        self._of_thread.labels.close()
+        self._watched.release()
 
     def __enter__(self) -> Self:
         """The callback itself."""
@@ -122,23 +159,14 @@ class RoutingCallback:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return _ignore
 
-    def _attach(self, model: torch.nn.Module) -> None:
-        if self.probe is not None:
-            return
-        before = model.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True)
-        self._attached.callback(before.remove)
-        probe = attach(
+    def _probe_on(self, model: torch.nn.Module) -> Probe:
+        return attach(
             model,
             self._recorder,
             weights=self._weights,
             scores=self._scores,
             content_key=self._content_key,
         )
-        self.probe = self._attached.enter_context(probe)
-        self._loop = TrainingLoop(self.probe, run=self._run, rank=self._rank)
-        # After the probe's own hook: the pass is recorded before its labels are gone.
-        after = model.register_forward_hook(self._after, always_call=True)
-        self._attached.callback(after.remove)
 
     def _before(
         self,
@@ -148,23 +176,34 @@ class RoutingCallback:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sources = inputs.pop(self._source_column, None) if self._source_column else None
         try:
-            self._pass.close()
-            if self._loop is not None:
+            self._of_thread.labels.close()
+            reason = self._why_not(model, inputs)
+            if reason:
+                self._complain(f"Passes are not recorded: {reason}")
+                self._recorder.miss(_tokens(args, inputs), reason)
+            else:
                 rows = len(_computed(args, inputs))
-                self._begin(
-                    self._loop, rows, self._texts(sources, rows), is_training=model.training
-                )
+                self._begin(rows, self._texts(sources, rows), is_training=_is_training(model))
         except Exception as error:  # noqa: BLE001 - training comes first
             self._complain(f"A training pass is not recorded: {error}")
-            self._recorder.miss(_tokens(args, inputs), "a training pass without labels")
+            self._recorder.miss(_tokens(args, inputs), _UNLABELLED)
         return args, inputs
+
+    def _why_not(self, model: torch.nn.Module, inputs: dict[str, Any]) -> str:
+        """Why a pass cannot be recorded, or empty."""
+        if not self._watched.is_watching(model):
+            return _REPLICA if getattr(model, "_is_replica", False) else _NOT_WATCHED
+        # Where positions begin anew the probe itself sees it.
+        if inputs.get("position_ids") is None and any(
+            inputs.get(name) is not None for name in _PACKERS
+        ):
+            return _PACKED
+        return ""
 
     def _texts(self, sources: Any, rows: int) -> list[str] | None:
         if sources is None:
             return None
-        texts = [
-            str(each) for each in (sources.tolist() if hasattr(sources, "tolist") else sources)
-        ]
+        texts = [sources] if isinstance(sources, str) else sources_of(sources)
         if len(texts) != rows:
             self._complain(
                 f"{len(texts)} sources for {rows} sequences: they are recorded as unknown"
@@ -173,25 +212,17 @@ class RoutingCallback:
         return texts
 
     def _complain(self, message: str) -> None:
-        if not self._has_complained:
-            self._has_complained = True
+        if message not in self._said and len(self._said) < _SAID:
+            self._said.add(message)
             _log.warning("%s (said once).", message)
 
-    def _begin(
-        self, loop: TrainingLoop, rows: int, sources: list[str] | None, *, is_training: bool
-    ) -> None:
-        if is_training:
-            labels = loop.micro_batch(
-                self._step, sources=sources, rows=rows, micro_batch=self._micro_batch
-            )
-            self._micro_batch += 1
-        else:
-            labels = loop.evaluation(self._step, sources=sources, rows=rows)
-        self._pass.enter_context(labels)
+    def _begin(self, rows: int, sources: list[str] | None, *, is_training: bool) -> None:
+        kind = self._loop.micro_batch if is_training else self._loop.evaluation
+        self._of_thread.labels.enter_context(kind(self._step, sources=sources, rows=rows))
 
     def _after(self, _model: object, _args: object, _output: object) -> None:
         try:
-            self._pass.close()
+            self._of_thread.labels.close()
         except Exception as error:  # noqa: BLE001 - training comes first
             _log.warning("The end of a training pass is not recorded: %s", error)
 
@@ -200,15 +231,22 @@ def _ignore(*_args: object, **_known: object) -> None:
     return None
 
 
+def _is_training(model: torch.nn.Module) -> bool:
+    import torch  # noqa: PLC0415 - an inference node without torch imports this module, too
+
+    # What is computed without a gradient changes no weight, whatever mode the model is in.
+    return bool(model.training) and torch.is_grad_enabled()
+
+
 def _computed(args: tuple[Any, ...], inputs: dict[str, Any]) -> Any:
     ids = args[0] if args else inputs.get("input_ids")
     return inputs["inputs_embeds"] if ids is None else ids
 
 
 def _tokens(args: tuple[Any, ...], inputs: dict[str, Any]) -> int:
-    """How many a pass computes, as well as can be told."""
+    """How many a pass computes, as well as can be told: at least one."""
     try:
         batch, length = _computed(args, inputs).shape[:2]
         return int(batch) * int(length)
     except Exception:  # noqa: BLE001 - it may be anything
-        return 0
+        return 1
