@@ -12,6 +12,7 @@ from moescope.core.wire import decode_batch
 from moescope.producers.agent import Agent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -68,14 +69,27 @@ class Recorded:
 
 def recorded(ring: Path, log: Path) -> Recorded:
     """Ship what a ring folder holds to a log, and read all of that."""
+    found = Recorded([], {})
+    for batch in _shipped(ring, log):
+        _read(batch, found)
+    return found
+
+
+def recorded_by_node(ring: Path, log: Path) -> dict[str, Recorded]:
+    """The same, apart for each node: an engine with several producers has several."""
+    found: dict[str, Recorded] = {}
+    for batch in _shipped(ring, log):
+        _read(batch, found.setdefault(batch.header.node, Recorded([], {})))
+    return found
+
+
+def _shipped(ring: Path, log: Path) -> Iterator[RoutingBatch]:
     with Agent(ring, log) as agent:
         agent.drain()
-    found = Recorded([], {})
     for partition in partition_names(log):
         with BatchLogReader(log, partition) as reader:
             for record in reader.read(0).records:
-                _read(decode_batch(record.payload), found)
-    return found
+                yield decode_batch(record.payload)
 
 
 def _read(batch: RoutingBatch, found: Recorded) -> None:

@@ -254,6 +254,38 @@ def test_placeholders_are_no_tokens(engine: Engine) -> None:
     assert engine.joined(Rows("waiting", 3, [4])) is None
 
 
+def test_a_token_that_only_a_placeholder_replaced_is_not_trusted(engine: Engine) -> None:
+    """A pass with one is as good as unseen: what it put in the place of known tokens is unknown."""
+    engine.begin("replaced", [1, 2])
+    engine.given(Rows("replaced", 0, [1, 2]))
+    engine.given(Rows("replaced", 2, [90]))
+    assert engine.joined(Rows("replaced", 2, [-1])) is None
+    assert engine.given(Rows("replaced", 3, [4])) == [[None]]
+    assert engine.given(Rows("replaced", 0, [1, 2, 3, 4])) == [keys_of([1, 2, 3, 4])]
+
+
+def test_tokens_behind_those_that_were_computed_again_are_forgotten(engine: Engine) -> None:
+    """They belong to the text as it was: nobody saw what now lies between."""
+    text = [*range(1, 11)]
+    engine.begin("rewound", text[:2])
+    engine.given(Rows("rewound", 0, text[:2]))
+    for position in range(2, 10):
+        engine.given(Rows("rewound", position, [text[position]]))
+    other = [*text[:4], 90, 91]
+    assert engine.given(Rows("rewound", 4, other[4:])) == [keys_of(other, 4)]
+    assert engine.given(Rows("rewound", 8, [92])) == [[None]]
+    assert engine.given(Rows("rewound", 6, [93])) == [[key_of([*other, 93])]]
+
+
+def test_the_rest_of_a_prompt_is_known_behind_a_chunk_of_it(engine: Engine) -> None:
+    """Rows of a later chunk that are not the prompt's have no keys, however the first ones fit."""
+    prompt = [1, 2, 3, 4, 5, 6]
+    engine.begin("chunked", prompt)
+    engine.given(Rows("chunked", 0, prompt[:3]))
+    assert engine.given(Rows("chunked", 3, [4, 90])) == [[None, None]]
+    assert engine.given(Rows("chunked", 5, prompt[5:])) == [keys_of(prompt, 5)]
+
+
 def test_the_largest_token_is_one(engine: Engine) -> None:
     """Four bytes hold it: a prompt with it has the keys of its text."""
     prompt = [2**32 - 1, 5]
@@ -375,6 +407,17 @@ def test_a_secret_that_protects_nothing_is_refused(
         secret_of(secret_file(tmp_path, content, mode))
     assert caught.value.next_step
     assert content.decode() not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [65, 67, 5_000])
+def test_a_secret_that_is_too_long_is_not_given_a_wrong_length(size: int, tmp_path: Path) -> None:
+    """Of a long file only the beginning is read: its length is not known, the limit is."""
+    file = secret_file(tmp_path, b"x" * size)
+    with pytest.raises(SettingsError) as caught:
+        secret_of(file)
+    assert caught.value.what == (
+        f"A secret for content keys has 16 to 64 bytes: that in {file} has more than 64."
+    )
 
 
 def test_a_secret_that_is_not_there_is_told(tmp_path: Path) -> None:

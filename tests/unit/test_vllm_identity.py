@@ -21,7 +21,7 @@ from moescope.producers.recording.switch import DISABLE_FILE
 from moescope.producers.vllm_plugin.identity import engine_ranks, execution_mode
 from moescope.producers.vllm_plugin.settings import PluginSettings
 from moescope.producers.vllm_plugin.start_line import start_line
-from moescope.producers.vllm_plugin.workers import attach_probe
+from moescope.producers.vllm_plugin.workers import attach_probe, watch_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -233,6 +233,32 @@ def test_an_engine_that_cannot_be_seen_says_so_as_it_starts(
     (line,) = said(caplog, logging.INFO)
     assert line.startswith("moescope: routing of model served, revision unknown (4 layers, ")
     assert "is not recorded: monolithic kernel" in line
+
+
+def test_a_refused_setting_is_one_line_of_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine's log gets what is wrong and what to do, not below a traceback; others keep it."""
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", groups())
+    monkeypatch.setenv("MOESCOPE_DIR", "ring")
+    monkeypatch.setenv("MOESCOPE_FIDELITY", "sampled")
+    worker = SimpleNamespace(
+        load_model=lambda: "loaded",
+        compile_or_warm_up_model=None,
+        shutdown=None,
+        model_runner=Runner(parallel(), range(LAYERS)),
+    )
+    watch_worker(worker)
+    assert worker.load_model() == "loaded"
+    worker.model_runner = None
+    assert worker.load_model() == "loaded"
+    refusal, fault = caplog.records
+    told = refusal.getMessage()
+    assert told.startswith("The engine is not watched by moescope: MOESCOPE_FIDELITY is sampled")
+    assert " Why: Every request would be recorded. Next: Set MOESCOPE_SAMPLING_RATIO" in told
+    assert "\n" not in told
+    assert refusal.exc_info is None
+    assert fault.exc_info is not None
 
 
 def test_a_slip_in_a_variable_is_told_once_by_the_rank_that_records(

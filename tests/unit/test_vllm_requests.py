@@ -3,9 +3,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import pytest
 from support.plugin_rows import recorded
+from support.rings import logged, rows_of
 
+from moescope.core.vocabulary import RowFlag
 from moescope.producers import Recorder
 from moescope.producers.content_keys import content_keys
 from moescope.producers.vllm_plugin.content import EngineContent
@@ -47,6 +48,14 @@ class Engine:
         self.recorder.close()
         return recorded(self.folder / "ring", self.folder / "log").requests
 
+    def ends(self) -> dict[str, RowFlag]:
+        """By request: whether it ended, and its task with it."""
+        self.recorded()
+        ends, found = RowFlag.LAST_OF_REQUEST | RowFlag.LAST_OF_TASK, dict[str, RowFlag]()
+        for row in rows_of(logged(self.folder / "log", self.recorder.node)):
+            found[row.request] = found.get(row.request, RowFlag(0)) | RowFlag(row.flags) & ends
+        return found
+
 
 def test_facts_of_requests_are_told_once_and_ends_are_told(tmp_path: Path) -> None:
     """A resumed request is no new one, and the arguments of a call say task and scene."""
@@ -66,6 +75,32 @@ def test_facts_of_requests_are_told_once_and_ends_are_told(tmp_path: Path) -> No
     assert not second.has_ended
 
 
+def test_a_call_ends_as_a_task_with_the_last_of_its_sequences(tmp_path: Path) -> None:
+    """Samples of one call end one by one: health of the whole call is told when all of it is in."""
+    engine = Engine(tmp_path)
+    samples = [f"{sample}_chatcmpl-x-00000000" for sample in range(3)]
+    for engine_id in (*samples, "chatcmpl-y-00000000"):
+        engine.requests.begin([scheduled(engine_id)])
+        engine.compute(engine_id, 0)
+    for engine_id in (samples[1], samples[0], "chatcmpl-y-00000000", samples[2]):
+        engine.requests.end([engine_id])
+    only, both = RowFlag.LAST_OF_REQUEST, RowFlag.LAST_OF_REQUEST | RowFlag.LAST_OF_TASK
+    assert engine.ends() == {
+        "chatcmpl-x": only, "chatcmpl-x#1": only, "chatcmpl-x#2": both, "chatcmpl-y": both,
+    }  # fmt: skip
+
+
+def test_a_clients_own_task_ends_with_none_of_its_requests(tmp_path: Path) -> None:
+    """A conversation goes on with its next call, also where no request of it runs meanwhile."""
+    engine = Engine(tmp_path)
+    for digits in ("00000000", "11111111"):
+        engine_id = f"chatcmpl-{digits[0]}-{digits}"
+        engine.requests.begin([scheduled(engine_id, moescope_task="talk")])
+        engine.compute(engine_id, 0)
+        engine.requests.end([engine_id])
+    assert engine.ends() == dict.fromkeys(("chatcmpl-0", "chatcmpl-1"), RowFlag.LAST_OF_REQUEST)
+
+
 def test_equal_names_of_running_requests_are_kept_apart(tmp_path: Path) -> None:
     """Clients choose `X-Request-Id`, and may choose the same one twice."""
     engine = Engine(tmp_path)
@@ -73,6 +108,17 @@ def test_equal_names_of_running_requests_are_kept_apart(tmp_path: Path) -> None:
         engine.requests.begin([scheduled(f"chatcmpl-x-{digits}")])
         engine.compute(f"chatcmpl-x-{digits}", 0)
     assert engine.recorded().keys() == {"chatcmpl-x", "chatcmpl-x-11111111"}
+
+
+def test_a_name_is_free_again_when_its_request_is_over(tmp_path: Path) -> None:
+    """A client that sends an `X-Request-Id` again looks it up by that."""
+    engine = Engine(tmp_path)
+    for digits in ("00000000", "11111111"):
+        engine_id = f"chatcmpl-x-{digits}"
+        engine.requests.begin([scheduled(engine_id)])
+        assert engine.requests.named([engine_id]).names == ["chatcmpl-x"]
+        engine.requests.end([engine_id])
+    engine.recorder.close()
 
 
 def test_an_engine_that_ends_ends_its_requests(tmp_path: Path) -> None:
@@ -90,7 +136,9 @@ def test_a_session_that_is_sent_more_input_has_a_longer_prompt(tmp_path: Path) -
     """Decode starts behind all of it."""
     engine = Engine(tmp_path)
     engine.requests.begin([scheduled("chatcmpl-x-00000000", 3)])
+    assert engine.requests.named(["chatcmpl-x-00000000"]).prompt_tokens.tolist() == [3]
     engine.requests.begin([scheduled("chatcmpl-x-00000000", 8)])
+    assert engine.requests.named(["chatcmpl-x-00000000"]).prompt_tokens.tolist() == [8]
     engine.compute("chatcmpl-x-00000000", 5)
     assert engine.recorded()["chatcmpl-x"].prompt_tokens == 8
 
@@ -109,10 +157,19 @@ def test_the_content_of_a_session_is_all_that_it_was_sent(tmp_path: Path) -> Non
 
 
 def test_requests_that_never_began_are_not_guessed(tmp_path: Path) -> None:
-    """A pass of an unknown request is refused by whoever asks."""
+    """They are told from those that did, until they begin: again, after preemption."""
     engine = Engine(tmp_path)
-    with pytest.raises(KeyError):
-        engine.requests.named(["chatcmpl-x-00000000"])
+    engine.requests.begin([scheduled("chatcmpl-y-00000000")])
+    both = ["chatcmpl-x-00000000", "chatcmpl-y-00000000"]
+    found = engine.requests.named(both)
+    assert found.are_known is not None
+    assert found.are_known.tolist() == [False, True]
+    assert found.names[1] == "chatcmpl-y"
+    engine.requests.begin([scheduled("chatcmpl-x-00000000")])
+    assert engine.requests.named(both).are_known is None
+    assert engine.requests.named(both).names == ["chatcmpl-x", "chatcmpl-y"]
+    engine.requests.end(both)
+    assert engine.requests.named(both[1:]).are_known is not None
     engine.recorder.close()
 
 

@@ -79,6 +79,9 @@ def test_layers_that_say_nothing_are_told_from_layers_that_do() -> None:
     one_layer = ids.copy()
     one_layer[:, 1] = 0
     assert is_blank(one_layer)
+    beside_a_duplicate = one_layer.copy()
+    beside_a_duplicate[0, 0, :2] = 3
+    assert is_blank(beside_a_duplicate)
     one_row = ids.copy()
     one_row[0, 1] = 5
     assert not is_blank(one_row)

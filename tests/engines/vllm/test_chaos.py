@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.permissions import bound_by_permissions
 from support.rings import logged, lost_rows, rows_of
 from support.vllm_agent import AgentProcess
 from support.vllm_client import Prompt, complete, complete_all
@@ -364,8 +367,10 @@ def test_without_room_for_a_ring_the_server_serves(
     watched = own(trouble, environment)
     watched.check_answers(load(900))
     text = watched.server.log_text()
-    assert text.count("The engine is not watched") == 1
-    assert "RingCreateError" in text
+    [said] = [line for line in text.splitlines() if "The engine is not watched" in line]
+    assert {"disk-full": "No space left", "folder-unwritable": "Not a directory"}[trouble] in said
+    assert "Next: " in said
+    assert "Could not make a ring" in said or "cannot use the folder" in said
     assert not list(memory_folder.glob(f"*{RING_SUFFIX}*"))
     verified(
         subject=SUBJECT,
@@ -400,6 +405,7 @@ def on_small_disk(start: Start, folder: Path) -> Iterator[Watched]:
         check=False, capture_output=True,
     )  # fmt: skip
     if mounted.returncode:
+        # What needs none says the same of engine and agent, and has a cell of the matrix.
         pytest.skip("no file system can be mounted here")
     try:
         watched = start("disk", {})
@@ -408,6 +414,50 @@ def on_small_disk(start: Start, folder: Path) -> Iterator[Watched]:
         watched.server.kill()
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_log_that_finds_no_room_stops_and_the_ring_does_not(
+    watched: Watched, verified: Any
+) -> None:
+    """No byte more fits behind the log's files, as on a full disk: the rows stay in the ring."""
+    watched.check_answers(load(1350))
+    watched.drained()
+    before, old = watched.counted(), len(watched.shipped())
+    with Agent(watched.ring, watched.log) as agent:
+        with no_file_longer_than(longest_file(watched.log)):
+            computed = watched.check_answers(load(1351))
+            assert watched.counted().since(before) == Counted(computed, 0, 0)
+            with pytest.raises(BatchLogAppendError):
+                agent.drain()
+        assert agent.counters().failed_appends > 0
+        agent.drain()
+    batches = watched.shipped()[old:]
+    own = [row for row in rows_of(batches) if not row.is_context]
+    assert len({(row.request, row.position) for row in own}) == len(own) == computed
+    assert not lost_rows(batches)
+    verified(subject=SUBJECT, what="same answers, and all shipped: disk full while serving")
+
+
+def test_a_folder_that_loses_its_permissions_stops_new_agents_only(
+    watched: Watched, verified: Any
+) -> None:
+    """Engine and agent have open what they write to; who comes later is refused."""
+    watched.check_answers(load(1360))
+    watched.drained()
+    before, old = watched.counted(), len(watched.shipped())
+    with Agent(watched.ring, watched.log) as agent:
+        agent.run_once()
+        with unwritable(watched.ring):
+            with pytest.raises(PermissionError):
+                (watched.ring / "new").touch()
+            computed = watched.check_answers(load(1361))
+            with pytest.raises(PermissionError):
+                Agent(watched.ring, watched.log)
+            agent.drain()
+    assert watched.counted().since(before) == Counted(computed, 0, 0)
+    own = [row for row in rows_of(watched.shipped()[old:]) if not row.is_context]
+    assert len(own) == computed
+    verified(subject=SUBJECT, what="same answers, and all shipped: folder unwritable while serving")
 
 
 def test_a_disk_that_fills_up_stops_the_log_and_not_the_ring(
@@ -452,6 +502,39 @@ def test_a_folder_that_becomes_read_only_stops_new_agents_only(on_small_disk: Wa
     assert watched.counted().since(before) == Counted(computed, 0, 0)
     own = [row for row in rows_of(watched.shipped()[old:]) if not row.is_context]
     assert len(own) == computed
+
+
+def longest_file(folder: Path) -> int:
+    """Bytes of the longest file below a folder."""
+    return max(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+@contextmanager
+def no_file_longer_than(size: int) -> Iterator[None]:
+    """No file that this process writes grows beyond some bytes: it is refused, as on a full disk.
+
+    Python ignores the signal that comes with it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Nothing of a folder can be opened for writing by this thread, not even by root."""
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    for path, mode in modes.items():
+        path.chmod(mode & ~0o222)
+    try:
+        with bound_by_permissions():
+            yield
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
 
 
 def fill_up(file: Path) -> None:

@@ -284,6 +284,40 @@ def test_v2_positions_under_drafts_are_the_devices(tmp_path: Path) -> None:
     assert len(phases) == 5
 
 
+def test_v2_what_was_sampled_of_an_unseen_pass_decides_nothing_of_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    """The device may be so late that the next pass is over before drafts are decided."""
+    engine = Engine(tmp_path, RunnerV2(drafts=2))
+    engine.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0})
+    told, later = (
+        ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[])
+        for _ in range(2)
+    )
+    for output, forward in ((told, None), (later, lambda: engine.route(2))):
+        step = scheduled({"a": 3}, computed={"a": 2}, drafts={"a": 2})
+        engine.run(step, {"a": 2}, forward)
+        engine.probe.after_sampling(SimpleNamespace(model_runner_output=output))
+    later.sampled_token_ids = [[7, 8, 9]]
+    told.sampled_token_ids = [[7]]
+    rows = engine.recorded().requests["a"].rows
+    assert [(row.position, row.phase) for row in rows if row.pass_id == 2] == [
+        (2, Phase.DECODE), (3, Phase.DRAFT), (4, Phase.DRAFT),
+    ]  # fmt: skip
+
+
+def test_v2_a_sampler_that_says_nothing_known_costs_its_own_pass_only(tmp_path: Path) -> None:
+    """Which drafts were accepted stays unknown: that pass is unseen, and those behind it go on."""
+    engine = Engine(tmp_path, RunnerV2(drafts=2))
+    engine.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0})
+    engine.run(scheduled({"a": 3}, computed={"a": 2}, drafts={"a": 2}), {"a": 2})
+    engine.probe.after_sampling(SimpleNamespace(sampled_token_ids=[[7, 8]]))  # of which request?
+    engine.run(scheduled({"a": 1}, computed={"a": 4}), {"a": 4})
+    assert engine.probe.counters.errors == 1
+    assert engine.recorder.counters().unseen_rows == 3
+    assert [row.position for row in engine.recorded().requests["a"].rows] == [0, 1, 4]
+
+
 def test_v2_tells_dummy_runs(v2: Engine) -> None:
     """Warm-up, profiling and waiting for other ranks go through the same call."""
     layout = LayoutV2(v2.runner)
@@ -480,6 +514,94 @@ def test_repeated_errors_switch_the_probe_off_and_nothing_else(
     verified(subject=SUBJECT, what="errors never propagate; eight switch the probe off")
 
 
+def test_a_probe_that_gave_up_ends_requests_and_counts_no_dummy_passes(v2: Engine) -> None:
+    """No window waits for rows that never come, and idle data-parallel ranks lose no coverage."""
+
+    def broken() -> None:
+        v2.runner.execute_model_state = object()  # what a change of vLLM would look like
+
+    v2.run(scheduled({"a": 2, "b": 2}, new={"a": (2, 0), "b": (2, 0)}), {"a": 0, "b": 0})
+    for at in range(2, 2 + ERRORS_ALLOWED):
+        v2.run(scheduled({"a": 1}, computed={"a": at}), {"a": at}, broken)
+    assert v2.probe.counters.errors == ERRORS_ALLOWED
+    dummy = scheduled({"x": 4}, new={"x": (4, 0)})
+    assert not v2.probe.before_pass(dummy, (None, True), {})
+    assert v2.recorder.counters().unseen_rows == ERRORS_ALLOWED
+    v2.run(scheduled({"b": 1}, computed={"b": 2}, finished=("a",)), {"b": 2})
+    assert v2.recorder.counters().unseen_rows == ERRORS_ALLOWED + 1
+    found = recorded(v2.folder / "ring", v2.folder / "log").requests
+    assert {name: request.has_ended for name, request in found.items()} == {"a": True, "b": False}
+
+
+def test_requests_that_began_before_the_probe_are_unseen(tmp_path: Path) -> None:
+    """A model that is loaded again amid requests: those are refused, others recorded."""
+    v1 = Engine(tmp_path, RunnerV1())
+    for at in range(ERRORS_ALLOWED + 1):
+        v1.run(scheduled({"a": 2}, computed={"a": 2 * at}), {"a": 2 * at})
+    new = scheduled({"a": 1, "b": 3}, new={"b": (3, 0)}, computed={"a": 18})
+    logits = v1.run(new, {"a": 18, "b": 0})
+
+    def not_a_number() -> None:
+        logits = torch.randn(3, LAYERS, EXPERTS)
+        logits[:2] = torch.nan
+        for index, layer in enumerate(v1.model):
+            layer.router.select_experts(torch.zeros(3, 1), logits[:, index])
+
+    v1.run(scheduled({"b": 2, "a": 1}, computed={"a": 19, "b": 3}), {"b": 3, "a": 19}, not_a_number)
+    assert v1.recorder.set_fidelity("counts")
+    v1.run(scheduled({"a": 1}, computed={"a": 20}), {"a": 20})
+    assert v1.recorder.set_fidelity("full")
+    again = v1.run(scheduled({"a": 2}, new={"a": (4, 2)}), {"a": 2})  # after preemption
+    counters = v1.recorder.counters()
+    assert (counters.recorded_rows, counters.unseen_rows) == (5, 2 * (ERRORS_ALLOWED + 1) + 5)
+    assert (v1.probe.counters.passed_rows, v1.probe.counters.errors) == (5, 0)
+    found = v1.recorded()
+    assert experts(found, "b") == dict(enumerate(chosen(logits)[1:]))
+    assert experts(found, "a") == dict(enumerate(chosen(again), 2))
+    unseen = dict[str, int]()
+    for header in found.headers:
+        reason = header.labels.get("unseen_reason", "")
+        unseen[reason] = unseen.get(reason, 0) + header.drops.unseen_rows
+    assert unseen.pop("", 0) == 0
+    assert unseen == {
+        "a request that began unseen": 2 * (ERRORS_ALLOWED + 1) + 3,
+        "a token's routing weights are not numbers": 2,
+    }
+
+
+def test_requests_begin_also_where_an_earlier_pass_cannot_be_recorded(tmp_path: Path) -> None:
+    """The scheduler tells once of a beginning: missed, all of the request would be unseen."""
+    placements = Placements(None)
+    engine = Engine(tmp_path, RunnerV2(drafts=2), experts=placements)
+    engine.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0})
+    placements.now = object()  # type: ignore[assignment]  # what a change of vLLM would look like
+    engine.run(scheduled({"a": 3}, computed={"a": 2}, drafts={"a": 2}), {"a": 2})
+    placements.now = None
+    told = ModelRunnerOutput(req_ids=["a"], req_id_to_index={"a": 0}, sampled_token_ids=[])
+    engine.probe.after_sampling(SimpleNamespace(model_runner_output=told))
+    told.sampled_token_ids = [[7]]
+    engine.run(scheduled({"b": 2}, new={"b": (3, 0)}, finished=("a",)), {"b": 0})
+    engine.run(scheduled({"b": 1}, computed={"b": 2}), {"b": 2})
+    assert engine.probe.counters.errors == 1
+    assert engine.recorder.counters().unseen_rows == 5
+    found = recorded(tmp_path / "ring", tmp_path / "log").requests
+    engine.probe.close()
+    assert [row.position for row in found["b"].rows] == [2]
+    assert found["a"].has_ended
+
+
+def test_requests_end_also_where_the_last_pass_cannot_be_recorded(tmp_path: Path) -> None:
+    """An engine that ends ends them, whatever became of the pass that was under way."""
+    placements = Placements(None)
+    engine = Engine(tmp_path, RunnerV2(drafts=2), experts=placements)
+    engine.run(scheduled({"a": 2}, new={"a": (2, 0)}), {"a": 0})
+    placements.now = object()  # type: ignore[assignment]  # what a change of vLLM would look like
+    engine.run(scheduled({"a": 3}, computed={"a": 2}, drafts={"a": 2}), {"a": 2})
+    found = engine.recorded().requests
+    assert engine.probe.counters.errors == 1
+    assert found["a"].has_ended
+
+
 def test_an_engines_own_failure_stays_its_own(v1: Engine) -> None:
     """What `execute_model` raises reaches the engine unchanged, and nothing of it is recorded."""
 
@@ -532,7 +654,7 @@ def test_a_switched_off_recorder_costs_no_copies(tmp_path: Path) -> None:
     found = v1.recorded()
     assert experts(found, "a") == {4: chosen(logits)[0]}
     assert {header.labels["unseen_reason"] for header in found.headers} == {
-        "recording is switched off"
+        "the file 'disable' is there"
     }
 
 
@@ -775,6 +897,17 @@ def test_behind_what_was_not_seen_there_are_no_keys(tmp_path: Path, how: str) ->
     assert (found["a"][3], found["a"][4], found["c"][2]) == (None, None, None)
     whole = keys_of([1] * 9)
     assert {at: found["b"][at] for at in (6, 7, 8)} == {at: whole[at] for at in (6, 7, 8)}
+
+
+def test_rows_beside_those_of_an_unknown_request_have_keys(tmp_path: Path) -> None:
+    """A request that began unseen takes no keys from the others of its passes."""
+    engine = KeyedEngine(tmp_path, RunnerV1())
+    step = scheduled({"a": 1, "b": 2}, new={"b": (2, 0)}, computed={"a": 5})
+    engine.give(step, {"a": 5, "b": 0}, [9, 1, 1])
+    step = scheduled({"a": 1, "b": 1}, computed={"a": 6, "b": 2})
+    engine.give(step, {"b": 2, "a": 6}, [7, 8])
+    assert engine.keys() == {"b": keys_of([1, 1, 7])}
+    assert (engine.probe.counters.errors, engine.probe.counters.refused_rows) == (0, 2)
 
 
 def test_rows_without_keys_keep_their_routes(tmp_path: Path) -> None:

@@ -48,16 +48,28 @@ def show(config: ConfigFile = None, data: DataDirectory = None, as_json: AsJson 
 
 @app.command()
 def check(config: ConfigFile = None, data: DataDirectory = None, as_json: AsJson = False) -> None:
-    """Check settings without starting anything; exit code 2 and a reason when one is refused.
+    """Check settings without starting anything; exit code 2 and reasons when some are refused.
+
+    The files that they name are read, and so are the variables of the vLLM plugin, as an engine of
+    this user and with this environment would; exit code 3 when its folder cannot be used.
 
     Example: moescope config check --config moescope.toml
     """
-    from moescope.processors.config import WindowConfig
+    from moescope.console.settings_check import check_all, environment_lines
 
-    settings = settings_from(config, data)
-    WindowConfig.from_settings(settings)
+    settings, found = check_all(config, data)
     changed = [name for name, origin in settings.origins.items() if origin != "default"]
+    lines = environment_lines(found)
     if as_json:
-        print_json({"valid": True, "not_default": changed})
-    else:
-        print(f"settings are valid; {len(changed)} differ from the defaults")
+        print_json(
+            {
+                "valid": True,
+                "not_default": changed,
+                "producer_variables": found.variables,
+                "notes": lines,
+            }
+        )
+        return
+    print(f"settings are valid; {len(changed)} differ from the defaults")
+    for line in lines:
+        print(line)

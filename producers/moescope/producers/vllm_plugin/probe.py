@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 ERRORS_ALLOWED: Final = 8
 NOT_NUMBERS: Final = "a token's routing weights are not numbers"
+BEGAN_UNSEEN: Final = "a request that began unseen"
 
 _log = logging.getLogger("moescope.producers")
 
@@ -136,6 +137,7 @@ class EngineProbe:
         self._told: ExpertMap | None = None
         self._is_closed = False
         self._waiting: deque[_Seen] = deque()
+        self._latest: _Seen | None = None
         self._is_off = False
 
     def before_pass(self, scheduled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -149,16 +151,22 @@ class EngineProbe:
         if self._is_closed or self.is_warming_up:
             return False
         with self._quietly():
-            if self._is_off:
-                self._refuse(int(scheduled.total_num_scheduled_tokens), "the probe is off")
-                return False
             if self._layout is not None and self._layout.is_dummy(args, kwargs):
                 return False
+            self._latest = None
             rows = int(scheduled.total_num_scheduled_tokens)
-            with self._refusing(rows):
-                self._settle(wait=not rows)
+            if self._is_off:
+                self._refuse(rows, "the probe is off")
+                with self._quietly():
+                    self._settle(wait=not rows)
                 self._requests.end(scheduled.finished_req_ids)
-                self._requests.begin(scheduled.scheduled_new_reqs)
+                return False
+            with self._refusing(rows):
+                try:
+                    self._settle(wait=not rows)
+                finally:  # the scheduler tells of them once, whatever became of earlier passes
+                    self._requests.end(scheduled.finished_req_ids)
+                    self._requests.begin(scheduled.scheduled_new_reqs)
                 if rows and self._capture is not None and self.recorder.is_recording:
                     self._coming = self._experts.placed()
                     self._capture.arm(takes_weights=self._needs_weights)
@@ -189,10 +197,10 @@ class EngineProbe:
 
     def after_sampling(self, output: Any) -> None:
         """The sampler has decided about the latest pass's draft tokens."""
-        if self._is_closed or not self._waiting:
+        if self._is_closed or self._latest is None:  # the pass was not seen
             return
         with self._quietly():
-            self._waiting[-1].outcome = output
+            self._latest.outcome = output
             self._settle()
 
     def close(self) -> None:
@@ -202,6 +210,7 @@ class EngineProbe:
         self._is_closed = True
         with self._quietly():
             self._settle(wait=True)
+        with self._quietly():
             self._requests.end_all()
         with self._quietly():
             self._detach()
@@ -258,16 +267,15 @@ class EngineProbe:
         copy = self._copies.take(step, first, keep=bool(step.drafts.any()))
         if copy is None:
             raise UnknownLayoutError("the device was too far behind")
-        self._waiting.append(
-            _Seen(
-                step,
-                self.counters.passes,
-                copy,
-                self._requests.named(step.engine_ids),
-                self._capture.takes_weights,
-                self._coming,
-            )
+        self._latest = _Seen(
+            step,
+            self.counters.passes,
+            copy,
+            self._requests.named(step.engine_ids),
+            self._capture.takes_weights,
+            self._coming,
         )
+        self._waiting.append(self._latest)
 
     @staticmethod
     def _first_row(step: Step, capture: RoutingCapture) -> int:
@@ -289,17 +297,28 @@ class EngineProbe:
         """Record the passes whose rows have arrived and whose drafts are decided."""
         while self._waiting:
             seen = self._waiting[0]
-            accepted = accepted_drafts(seen.step, seen.requests.requests, seen.outcome)
-            if (accepted is None and not wait) or not seen.copy.is_ready(wait=wait):
+            accepted, fault = self._accepted(seen)
+            is_decided = accepted is not None or fault is not None
+            if not (is_decided or wait) or not seen.copy.is_ready(wait=wait):
                 return
             self._waiting.popleft()
-            if accepted is None:  # nobody will tell any more: none is taken for the request's own
-                accepted = np.zeros(len(seen.step.engine_ids), np.int64)
             try:
                 with self._refusing(seen.step.rows):
+                    if fault is not None:
+                        raise fault
+                    if accepted is None:  # nobody will tell any more: none is the request's own
+                        accepted = np.zeros(len(seen.step.engine_ids), np.int64)
                     self._record(seen, accepted)
             finally:
                 seen.copy.release()
+
+    @staticmethod
+    def _accepted(seen: _Seen) -> tuple[NDArray[np.int64] | None, Exception | None]:
+        """Accepted drafts of a pass, None if not known yet; or why they never will be."""
+        try:
+            return accepted_drafts(seen.step, seen.requests.requests, seen.outcome), None
+        except Exception as error:  # noqa: BLE001 - a sampler's output may be anything
+            return None, error
 
     def _record(self, seen: _Seen, accepted: NDArray[np.int64]) -> None:
         started = perf_counter()
@@ -319,7 +338,7 @@ class EngineProbe:
             if self._content is not None
             else None
         )
-        kept = rows_of_numbers(weights) if seen.has_weights else None
+        kept, unknown_rows = _rows_to_record(seen, weights)
         if kept is not None:
             ids, weights, positions, phases = (
                 ids[kept],
@@ -354,7 +373,8 @@ class EngineProbe:
             )
         self.counters.passed_rows += len(ids)
         if kept is not None:
-            self._refuse(step.rows - len(ids), NOT_NUMBERS)
+            self._refuse(unknown_rows, BEGAN_UNSEEN)
+            self._refuse(step.rows - len(ids) - unknown_rows, NOT_NUMBERS)
 
     def _content_of(
         self,
@@ -418,3 +438,16 @@ class EngineProbe:
             self._told = experts
         elif self._told is not None:  # the rows would be taken for those of another placement
             raise UnknownLayoutError("the placement of experts could not be told")
+
+
+def _rows_to_record(seen: _Seen, weights: NDArray[Any]) -> tuple[NDArray[np.bool_] | None, int]:
+    """Which rows of a pass can be recorded.
+
+    Returns:
+        Booleans [T], None where all can; and how many rows are of requests that began unseen.
+    """
+    kept = rows_of_numbers(weights) if seen.has_weights else None
+    if seen.requests.are_known is None:
+        return kept, 0
+    known = np.repeat(seen.requests.are_known, seen.step.counts)
+    return known if kept is None else known & kept, len(known) - int(known.sum())

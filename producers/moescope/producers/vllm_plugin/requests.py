@@ -58,12 +58,15 @@ class NamedRequests:
         requests: [R].
         names: As recorded [R].
         prompt_tokens: int64 [R].
+        are_known: Booleans [R], False for those of which nobody told when they began; None where
+            all are known.
     """
 
     engine_ids: list[str]
     requests: list[EngineRequest]
     names: list[str]
     prompt_tokens: NDArray[np.int64]
+    are_known: NDArray[np.bool_] | None
 
 
 class EngineRequests:
@@ -124,20 +127,18 @@ class EngineRequests:
         self.end(list(self._running))
 
     def named(self, engine_ids: list[str]) -> NamedRequests:
-        """Requests by the engine's ids; decoding engines ask for the same ones all the time.
-
-        Raises:
-            KeyError: One never began.
-        """
+        """Requests by the engine's ids; decoding engines ask for the same ones all the time."""
         latest = self._latest
         if latest is None or latest.engine_ids != engine_ids:
             running = self._running
-            requests = [running[engine_id] for engine_id in engine_ids]
+            known = [engine_id in running for engine_id in engine_ids]
+            requests = [running.get(engine_id) or _unknown(engine_id) for engine_id in engine_ids]
             latest = self._latest = NamedRequests(
                 engine_ids,
                 requests,
                 [request.name for request in requests],
                 np.array([request.prompt_tokens for request in requests], np.int64),
+                None if all(known) else np.array(known),
             )
         return latest
 
@@ -175,6 +176,14 @@ class EngineRequests:
             request.task,
             request.scene,
         )
+
+
+def _unknown(engine_id: str) -> EngineRequest:
+    """A request of which nothing is known: its rows are not recorded."""
+    return EngineRequest(
+        name=short_name(engine_id), task="", cached_tokens=0, scene="", is_own_task=False,
+        prompt_tokens=0,
+    )  # fmt: skip
 
 
 def _prompt_tokens(new: Any) -> int:

@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from moescope.core.errors import SettingsError
+from moescope.core.errors import SettingsError, refuse
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, TokenIdKind
 from moescope.producers.ring.facts import MAX_NAME_BYTES, is_name
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 DIRECTORY_VARIABLE: Final = "MOESCOPE_DIR"
 
@@ -79,7 +79,10 @@ def _word_of(kind: type[Fidelity | TokenIdKind]) -> Callable[[str], Any]:
 
 
 def _ratio(text: str) -> float:
-    ratio = float(text)
+    try:
+        ratio = float(text)
+    except ValueError as error:
+        raise ValueError("expected a number such as 0.05") from error
     if not 0 < ratio <= 1:
         raise ValueError("expected a number above 0, at most 1")
     return ratio
@@ -158,9 +161,22 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
     """The settings that an environment holds.
 
     Raises:
-        SettingsError: A value is not accepted, or two contradict each other.
+        SettingsError: A value is not accepted, or two contradict each other; of several, all are
+            told.
+    """
+    settings, refused = read_settings(environment)
+    refuse(refused)
+    return settings
+
+
+def read_settings(environment: Mapping[str, str]) -> tuple[PluginSettings, list[SettingsError]]:
+    """The settings that an environment holds, and what is wrong with it.
+
+    Where something is, a variable that is not accepted counts as not set.
     """
     values: dict[str, Any] = {}
+    refused: list[SettingsError] = []
+    unread: set[str] = set()
     for variable in VARIABLES:
         text = environment.get(variable.name, "").strip()
         if not text:
@@ -168,28 +184,57 @@ def plugin_settings(environment: Mapping[str, str] = os.environ) -> PluginSettin
         try:
             values[variable.field] = variable.parse(text)
         except ValueError as error:
-            raise SettingsError(
-                f"{variable.name} cannot be {text[:_SHOWN]!r}{'…' if len(text) > _SHOWN else ''}.",
-                why=f"{str(error).capitalize()}.",
-                next_step="Change the variable and start the engine again.",
-            ) from error
+            refused.append(
+                SettingsError(
+                    f"{variable.name} cannot be {text[:_SHOWN]!r}"
+                    f"{'…' if len(text) > _SHOWN else ''}.",
+                    why=f"{str(error).capitalize()}.",
+                    next_step="Change the variable and start the engine again.",
+                )
+            )
+            unread.add(variable.field)
     if "directory" not in values:
-        raise SettingsError(
-            f"{DIRECTORY_VARIABLE} is not set.",
-            why="The plugin has no folder for its ring.",
-            next_step=f"Set {DIRECTORY_VARIABLE}, best to a folder of a memory file system.",
+        refused.append(
+            SettingsError(
+                f"{DIRECTORY_VARIABLE} is not set.",
+                why="The plugin has no folder for its ring.",
+                next_step=f"Set {DIRECTORY_VARIABLE}, best to a folder of a memory file system.",
+            )
         )
-    settings = PluginSettings(**values)
+    settings = PluginSettings(**{"directory": "", **values})
     if settings.token_ids is TokenIdKind.KEYED_HASH and settings.token_key_file is None:
-        raise SettingsError(
-            "Token ids cannot be hashed.",
-            why="MOESCOPE_TOKEN_IDS is keyed_hash, and MOESCOPE_TOKEN_KEY_FILE is not set.",
-            next_step="Name a file with a key, or leave token ids off.",
+        refused.append(
+            SettingsError(
+                "Token ids cannot be hashed.",
+                why="MOESCOPE_TOKEN_IDS is keyed_hash, and MOESCOPE_TOKEN_KEY_FILE is not set.",
+                next_step="Name a file with a key, or leave token ids off.",
+            )
         )
-    if (settings.sampling_ratio < 1) is not (settings.fidelity is Fidelity.SAMPLED):
-        raise SettingsError(
-            "MOESCOPE_SAMPLING_RATIO and MOESCOPE_FIDELITY contradict each other.",
+    if not unread & {"sampling_ratio", "fidelity"}:
+        refused += _sampling_refusals(settings, values)
+    return settings, refused
+
+
+def _sampling_refusals(
+    settings: PluginSettings, given: Mapping[str, Any]
+) -> Iterator[SettingsError]:
+    """What does not go together in a share of requests and the fidelity, by which one is set."""
+    is_sampled = settings.fidelity is Fidelity.SAMPLED
+    if (settings.sampling_ratio < 1) is is_sampled:
+        return
+    if is_sampled:
+        found = f"is {settings.sampling_ratio:g}" if "sampling_ratio" in given else "is not set"
+        yield SettingsError(
+            f"MOESCOPE_FIDELITY is sampled, and MOESCOPE_SAMPLING_RATIO {found}.",
+            why="Every request would be recorded.",
+            next_step="Set MOESCOPE_SAMPLING_RATIO below 1, such as 0.1, or MOESCOPE_FIDELITY to "
+            "another word.",
+        )
+    else:
+        found = f"is {settings.fidelity.name.lower()}" if "fidelity" in given else "is not set"
+        yield SettingsError(
+            f"MOESCOPE_SAMPLING_RATIO is {settings.sampling_ratio:g}, and MOESCOPE_FIDELITY "
+            f"{found}.",
             why="A ratio below 1 belongs to fidelity sampled, and to no other.",
-            next_step="Set both, or neither.",
+            next_step="Set MOESCOPE_FIDELITY to sampled, or leave MOESCOPE_SAMPLING_RATIO out.",
         )
-    return settings

@@ -8,6 +8,7 @@ import os
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final
 
+from moescope.core.errors import MoescopeError, one_line
 from moescope.core.vocabulary import TokenIdKind
 from moescope.producers.recorder import Recorder
 from moescope.producers.token_ids import KeyedHash
@@ -252,5 +253,7 @@ def hook_runner(runner: Any, probe: EngineProbe) -> None:
 def _quietly(act: Callable[[Any], Any], subject: Any) -> None:
     try:
         act(subject)
+    except MoescopeError as error:  # its text says all: where it was raised does not matter
+        _log.error("The engine is not watched by moescope: %s", one_line(error))
     except Exception:  # noqa: BLE001 - inference comes first
         _log.exception("The engine is not watched by moescope: the probe could not be attached.")
