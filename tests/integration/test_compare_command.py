@@ -13,6 +13,7 @@ from support.comparison_logs import Batch, Row, write_log
 from typer.testing import CliRunner
 
 from moescope.console.app import app
+from moescope.core.errors import InputError
 from moescope.core.vocabulary import Phase
 from moescope.jobs.reports.comparison import ComparisonReport, compare, find_side
 from moescope.jobs.reports.comparison.page import comparison_html
@@ -108,6 +109,85 @@ def test_the_page_shows_names_as_text_and_has_all_charts(tmp_path: Path) -> None
         assert f'data-spec="spec-{name}"' in page
         assert picture.words
         picture.chart.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("file/c.html", "Not a directory"),
+        ("file/below/c.html", "Not a directory"),
+        ("folder", "is a folder"),
+        ("folder.html/", "is a folder"),
+        ("taken.html", "is a folder"),
+        ("x" * 300, "name too long"),
+        ("x" * 250 + ".html", "name too long"),  # as it is written before it takes its place
+        ("/proc/none/c.html", "No such file"),
+        ("~no-such-user/c.html", "home directory"),
+        ("/dev/full", "ends with .html"),
+        ("report-1.2", "ends with .html"),
+        ("c.json", "ends with .html"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str, why: str
+) -> None:
+    """Nobody waits for a comparison of hours that then has no place to go."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("folder", "folder.html", "taken.json"):
+        (tmp_path / name).mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    # There is no log: who reads first says so.
+    outcome = CliRunner().invoke(app, ["report", "compare", "a", "b", "--out", out])
+    assert isinstance(outcome.exception, InputError), outcome.output
+    assert outcome.exception.what.endswith("cannot be written.")
+    assert why in outcome.exception.why
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_page_that_can_be_written_leaves_nothing_before_it_is(tmp_path: Path) -> None:
+    """Not even its folder, if the comparison then fails."""
+    out = str(tmp_path / "new" / "c.html")
+    outcome = CliRunner().invoke(app, ["report", "compare", "a", "b", "--out", out])
+    assert isinstance(outcome.exception, InputError)
+    assert outcome.exception.what.startswith("There is no batch log in ")
+    assert list(tmp_path.iterdir()) == []
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from moescope.jobs.reports.comparison import compare, find_side
+from moescope.jobs.reports.comparison.page import write_comparison
+from moescope.core.errors import MoescopeError
+
+a, b, out = map(Path, sys.argv[1:])
+report = compare(find_side(a), find_side(b), fewest_pairs=10)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_480, resource.RLIM_INFINITY))
+try:
+    write_comparison(report, out)
+except MoescopeError as error:
+    print(error.exit_code, error, sep="\\n")
+"""
+"""Room for the JSON file, and none for the page."""
+
+
+def test_a_page_without_room_leaves_the_files_as_they_were(tmp_path: Path) -> None:
+    """New numbers beside an old page would be believed to be its own."""
+    for name, batch in (("a", Batch(SAME)), ("b", Batch(HALF_OTHER))):
+        write_log(tmp_path / name, [batch])
+    out = tmp_path / "pages" / "c.html"
+    arguments = map(str, (tmp_path / "a", tmp_path / "b", out))
+    command = [sys.executable, "-c", LIMITED, *arguments]
+    for before in ([], [out, out.with_suffix(".json")]):
+        for file in before:
+            file.write_text("before")
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+        assert done.stdout.splitlines()[:3] == [
+            "3", f"The file {out} cannot be written.", "Why: File too large",
+        ]  # fmt: skip
+        assert sorted(out.parent.iterdir()) == sorted(before)
+        assert [file.read_text() for file in before] == ["before"] * len(before)
 
 
 def test_the_command_writes_and_judges(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from moescope.core.batchlog import BatchLogReader, BatchLogWriter, WriterSetting
 from moescope.core.errors import InsufficientDataError
 from moescope.core.vocabulary import Phase
 from moescope.jobs.reports.comparison import Limits, compare, find_side
+from moescope.jobs.reports.comparison.reading import existing_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,6 +111,46 @@ def test_a_limit_is_within_chance_between_the_bounds_alone(tmp_path: Path) -> No
     assert met == {0.01: (True, False), 0.5: (True, True), 0.99: (False, False)}
 
 
+@pytest.mark.parametrize("bound", ["low", "high"])
+def test_a_limit_on_a_bound_is_within_chance(tmp_path: Path, bound: str) -> None:
+    """The bounds belong to what the share may be."""
+    a, b = [Batch(rows())], [Batch(half_other())]
+    limit = compared(tmp_path / "before", a, b)["overall"]["all_layers"][bound]
+    report = compared(tmp_path / "asked", a, b, limits=Limits(all_layers=limit))
+    (found,) = report["limits"]
+    assert (found["met"], found["within_chance"]) == (bound == "low", True)
+
+
+def test_what_no_side_knows_of_the_top_1_is_no_agreement(tmp_path: Path) -> None:
+    """Of 24 tokens half are in order on both sides, and half of those have another first expert."""
+    turned = ((1, 0, 2), (4, 3, 5))
+    ordered = tuple(
+        replace(row, ids=turned) if row.position < 6 else row for row in rows(range(12))
+    )
+    unordered = Batch(rows(range(12, 24)), is_ranked=False)
+    report = compared(tmp_path, [Batch(rows(range(12))), unordered], [Batch(ordered), unordered])
+    assert report["tokens"] == 24
+    assert report["overall"]["top1"]["value"] == 0.5
+    assert [layer["top1"]["value"] for layer in report["layers"]] == [0.5, 0.5]
+
+
+def test_values_that_a_log_has_are_collected_up_to_a_number(tmp_path: Path) -> None:
+    """A log in which each batch has another label costs no memory without end."""
+    batches = [Batch(rows([0]), header=(("labels", {"job": str(at)}),)) for at in range(1_005)]
+    side = find_side(write_log(tmp_path, batches), ["label.job=none"])
+    assert len(existing_values(side)["label.job"]) == 1_000
+
+
+def test_phases_that_no_condition_may_name_are_not_offered(tmp_path: Path) -> None:
+    """Whoever takes what the message lists is not refused for it."""
+    phases = (Phase.WARMUP, Phase.DRAFT, Phase.DECODE)
+    log = write_log(tmp_path / "a", [Batch(rows(phase=phase)) for phase in phases])
+    other = find_side(write_log(tmp_path / "b", [Batch(rows())]))
+    with pytest.raises(InsufficientDataError) as caught:
+        compare(find_side(log, ["phase=train"]), other)
+    assert caught.value.why.endswith("The log has phase: decode.")
+
+
 def test_nine_tenths_of_the_differences_are_most_of_them(tmp_path: Path) -> None:
     """The margin that is named leaves one difference in ten behind, not every second."""
     margins = (0.0007,) * 10 + (0.03,) * 8 + (0.6,) * 2
@@ -164,6 +205,15 @@ def test_there_is_no_table_of_margins_that_side_a_does_not_have(tmp_path: Path) 
         report = compared(tmp_path / name, a, [Batch(rows()), later])
         found = report["by_margin"]
         assert (found and sum(each["token_layers"] for each in found)) == count, name
+
+
+def test_other_models_do_not_hide_other_revisions(tmp_path: Path) -> None:
+    """Where one model was made from the other, their revisions still tell what differs."""
+    fields = (("model", "other"), ("revision", "r9"))
+    report = compared(tmp_path, [Batch(rows())], [Batch(rows(), header=fields)])
+    assert [note.partition(":")[0] for note in report["notes"]] == [
+        "The sides are of different models", "The sides are of different revisions",
+    ]  # fmt: skip
 
 
 def test_a_missing_content_key_is_no_other_content(tmp_path: Path) -> None:

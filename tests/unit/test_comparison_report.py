@@ -15,7 +15,8 @@ from moescope.core.vocabulary import IdSpace, Origin, Phase
 from moescope.jobs.reports.comparison import Limits, compare, find_side
 from moescope.jobs.reports.comparison.intervals import share_of
 from moescope.jobs.reports.comparison.page import comparison_html
-from moescope.jobs.reports.comparison.sentences import FRAMEWORK_SKEW
+from moescope.jobs.reports.comparison.sentences import FRAMEWORK_SKEW, side_titles
+from moescope.jobs.reports.comparison.terminal import opening_lines
 from moescope.jobs.reports.comparison.words import layer_words
 
 if TYPE_CHECKING:
@@ -67,6 +68,33 @@ def test_routes_that_agree_are_said_to(tmp_path: Path) -> None:
     assert report["findings"] == []
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "conditions", "titles"),
+    [
+        ("one/data", "two/data", (), ["one/data", "two/data"]),
+        ("one/deep/data", "two/deep/data", (), ["one/deep/data", "two/deep/data"]),
+        ("data", "data/data", (), ["{folder}/data", "data/data"]),
+        ("one/data", "two/other", (), ["data", "other"]),
+        (
+            "one/data", "two/data", ("node=node-a",),
+            ["one/data, node=node-a", "two/data, node=node-a"],
+        ),
+    ],
+)  # fmt: skip
+def test_sides_are_named_by_what_tells_them_apart(
+    tmp_path: Path, a: str, b: str, conditions: tuple[str, ...], titles: list[str]
+) -> None:
+    """Data directories are often called alike: two sides of one name would be no names."""
+    sides = [
+        find_side(write_log(tmp_path / name, [Batch(rows(), node="node-a")]), conditions)
+        for name in (a, b)
+    ]
+    report = compare(*sides, fewest_pairs=1)
+    titles = [title.format(folder=tmp_path.name) for title in titles]
+    assert side_titles(report) == titles
+    assert f"in both A ({titles[0]}) and B ({titles[1]})," in report["summary"][0]
+
+
 def test_half_of_the_tokens_differ_in_one_layer(tmp_path: Path) -> None:
     """The opening has the numbers that can be counted by hand."""
     report = compared(tmp_path, [Batch(rows())], [Batch(half_other())])
@@ -75,6 +103,17 @@ def test_half_of_the_tokens_differ_in_one_layer(tmp_path: Path) -> None:
     assert "50.0 % " in text
     assert "83.3 % (layer 3) to 100 % (layer 1)" in text
     assert [layer["parts_here"] for layer in report["layers"]] == [0.0, 0.5]
+
+
+def test_a_token_parts_at_the_first_layer_that_differs(tmp_path: Path) -> None:
+    """What differs behind it differs because its input does: the first layer is where to look."""
+    both, last = ((0, 1, 7), (3, 4, 6)), OTHER
+    b = tuple(
+        replace(row, ids=(both, both, last, SAME)[number % 4]) for number, row in enumerate(rows())
+    )
+    report = compared(tmp_path, [Batch(rows())], [Batch(b)])
+    assert [layer["parts_here"] for layer in report["layers"]] == [0.5, 0.25]
+    assert report["differing_layers"] == [6, 6, 12]
 
 
 @pytest.mark.parametrize(
@@ -204,6 +243,7 @@ def test_several_models_or_shapes_within_a_side_are_refused(tmp_path: Path) -> N
     [
         ([Batch(rows(first_key=1_000))], {}, "Only 0 tokens are on both sides"),
         ([Batch(rows(), with_keys=False)], {}, "none with a content key"),
+        ([Batch(rows(), with_keys=False)], {}, r"RoutingCallback\(…, content_key=…\)"),
         ([Batch(rows())], {"fewest_pairs": 25}, "Only 24 tokens are on both sides"),
         (
             [Batch(tuple(replace(row, phase=Phase.DRAFT) for row in rows()))],
@@ -213,7 +253,15 @@ def test_several_models_or_shapes_within_a_side_are_refused(tmp_path: Path) -> N
         ([Batch(rows(((0, 0, 0), (0, 0, 0))))], {}, "Side B has no row to compare"),
         ([Batch(rows(first_key=500))], {"by": "request"}, "Only 0 tokens are on both sides"),
     ],
-    ids=["no common key", "no keys", "few", "drafts", "zeros", "other content"],
+    ids=[
+        "no common key",
+        "no keys",
+        "no keys in training",
+        "few",
+        "drafts",
+        "zeros",
+        "other content",
+    ],
 )
 def test_too_little_is_said_to_be_too_little(
     tmp_path: Path, b: list[Batch], options: dict[str, Any], message: str
@@ -279,6 +327,107 @@ def test_a_log_is_not_compared_with_itself_under_another_name(tmp_path: Path) ->
     apart = (find_side(log, ["phase=prefill"]), find_side(tmp_path / "copy", ["phase=decode"]))
     with pytest.raises(InsufficientDataError):  # nothing in common: no decode rows
         compare(*apart)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model": "other"}, "different models: A of test-moe, B of other. Unless"),
+        ({"revision": "r9"}, "different revisions: A of r41, B of r9. What"),
+        ({"revision": ""}, "different revisions: A of r41, B of not named."),
+    ],
+    ids=["model", "revision", "no revision"],
+)
+def test_sides_of_other_models_or_revisions_are_not_compared_without_a_word(
+    tmp_path: Path, fields: dict[str, str], told: str
+) -> None:
+    """Same shape, other weights: nothing in the numbers tells, so text, page and JSON do."""
+    own = {"revision": "r41"}
+    report = compared(tmp_path, [with_header(**own)], [with_header(**own | fields)])
+    (note,) = report["notes"]
+    assert told in note
+    assert opening_lines(report)[0] == f"Note: {note}"
+    page = comparison_html(report, "c.json")
+    assert f"<p><strong>Note</strong>: {note}</p>" in page
+    assert ("A: test-moe, B: other" in page) is ("model" in fields)
+
+
+def test_sides_of_one_model_and_revision_need_no_note(tmp_path: Path) -> None:
+    """A note that always stands there is not read."""
+    report = compared(tmp_path, [Batch(rows())], [Batch(half_other())])
+    assert report["notes"] == []
+    assert "<strong>Note" not in comparison_html(report, "c.json")
+
+
+def test_the_engines_of_both_sides_are_told(tmp_path: Path) -> None:
+    """Two kernels of one engine agree as two engines do not; many logs name none."""
+    report = compared(
+        tmp_path, [with_header(engine="vllm", engine_version="0.32.0")],
+        [with_header(engine="", engine_version="")],
+    )  # fmt: skip
+    assert "Engine: A vllm 0.32.0, B not named." in report["summary"]
+    assert (report["a"]["engines"], report["b"]["engines"]) == (["vllm 0.32.0"], [])
+    assert "<div>not named<small>n</small></div>" in comparison_html(report, "c.json")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["revision=r9"], "revision: r41, r42."),
+        (["node=x", "revision=r42"], "revision: r41, r42; node: x, y."),
+        (["label.site=b"], "label.site: a."),
+        (["scene=cod"], "scene: chat, code."),
+        (["phase=train"], "phase: decode, prefill."),
+        (["engine_version=0"], "engine_version: not named."),
+    ],
+    ids=str,
+)
+def test_a_condition_that_nothing_satisfies_is_answered_with_what_there_is(
+    tmp_path: Path, asked: list[str], told: str
+) -> None:
+    """Whoever mistypes a name needs the names; conditions may fail together, each true alone."""
+    decode = tuple(replace(row, phase=Phase.DECODE) for row in rows())
+    unversioned = ("engine_version", "")
+    log = write_log(
+        tmp_path / "a",
+        [
+            Batch(
+                rows(), node="x",
+                header=(("revision", "r41"), ("labels", {"site": "a"}), unversioned),
+            ),
+            Batch(decode, node="y", scene="code", header=(("revision", "r42"), unversioned)),
+        ],
+    )  # fmt: skip
+    other = find_side(write_log(tmp_path / "b", [Batch(rows())]))
+    with pytest.raises(InsufficientDataError) as caught:
+        compare(find_side(log, asked), other)
+    assert caught.value.why.endswith(f"The log has {told}")
+
+
+def test_what_there_is_fits_on_a_screen(tmp_path: Path) -> None:
+    """A fleet has thousands of nodes, and a producer any name."""
+    nodes = [Batch(rows()[:1], header=(("revision", f"r{at:03}" + "\x1b"),)) for at in range(40)]
+    long = Batch(rows(), header=(("revision", "q" * 500),))
+    log = write_log(tmp_path, [long, *nodes])
+    with pytest.raises(InsufficientDataError) as caught:
+        compare(find_side(log, ["revision=none"]), find_side(log))
+    assert caught.value.why.endswith(" and 31 more.")
+    assert "q" * 80 + "…, r000\\x1b, " in caught.value.why
+    assert "q" * 81 not in caught.value.why
+
+
+def test_what_was_typed_is_repeated_in_one_line(tmp_path: Path) -> None:
+    """A file that was pasted in the place of a word is not printed back whole."""
+    log = str(write_log(tmp_path, [Batch(rows())]))
+    for arguments in (
+        ["--by", "x" * 9_000],
+        ["--a", "x" * 9_000],
+        ["--a", "origin=" + "x" * 9_000],
+    ):
+        outcome = CliRunner().invoke(app, ["report", "compare", log, *arguments])
+        assert isinstance(outcome.exception, InputError)
+        assert len(str(outcome.exception)) < 400
+        assert "…" in outcome.exception.what
 
 
 @pytest.mark.parametrize(
@@ -397,6 +546,16 @@ def test_intervals_cover_the_truth_for_alike_tokens() -> None:
         assert found["high"] is not None
         held += found["low"] <= 0.8 <= found["high"]
     assert 0.92 <= held / 400 <= 0.98
+
+
+def test_an_interval_is_that_of_the_formula() -> None:
+    """Eight requests of ten tokens each, of which these many agree: worked out by hand."""
+    found = share_of(np.array([1, 2, 3, 4, 6, 7, 8, 9]), np.full(8, 10), 8)
+    # s² = 8/7 · 2 (4² + 3² + 2² + 1²) / 80² makes n = ¼ / s² = 23.33 draws; t of seven degrees of
+    # freedom is 2.3646; about one half Wilson's half width is t / 2 / √(n + t²).
+    half = 2.3646 / 2 / (0.25 / (8 / 7 * 60 / 6400) + 2.3646**2) ** 0.5
+    assert found is not None
+    assert (found["low"], found["high"]) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-4)
 
 
 def test_intervals_at_the_ends() -> None:

@@ -40,6 +40,7 @@ def compared(
         InsufficientDataError: There are too few pairs.
     """
     from moescope.jobs.reports.comparison import compare, find_side
+    from moescope.jobs.reports.comparison.words import cut
 
     if len(paths) > _MOST_SIDES:
         raise InputError(f"{len(paths)} logs cannot be compared.", next_step="Name one or two.")
@@ -49,7 +50,7 @@ def compared(
         )
     if by not in {"content", "request"}:
         raise InputError(
-            f"Rows cannot be joined on {by!r}.", next_step="Choose content or request."
+            f"Rows cannot be joined on {cut(repr(by))}.", next_step="Choose content or request."
         )
     if fewest_pairs < 1:
         raise InputError("--fewest-pairs is at least 1.")
@@ -87,9 +88,20 @@ def print_comparison(report: ComparisonReport) -> None:
         print(line)
 
 
+def check_page(out: Path) -> None:
+    """Refuse a page that cannot be written, before anything is computed for it.
+
+    Raises:
+        InputError: It cannot.
+    """
+    from moescope.jobs.reports.comparison.page import check_writable
+
+    check_writable(out)
+
+
 def write_page(report: ComparisonReport, out: Path) -> None:
     """Write the page and its JSON twin, and say where."""
     from moescope.jobs.reports.comparison.page import write_comparison
 
     page, numbers = write_comparison(report, out)
-    note(f"Wrote {page} and {numbers.name}.")
+    note(f"Wrote {page} and {numbers}.")

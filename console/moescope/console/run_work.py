@@ -38,20 +38,20 @@ def run_all(settings: Settings, stop: threading.Event, *, until_idle: bool) -> P
         AgentLockedError: Another agent serves the ring folder.
         MoescopeError: What the agent, the pipeline, the store or the export raised.
     """
+
+    def tell(totals: PipelineTotals) -> None:
+        """Records come without rows, too: an engine without work says each second that it lives."""
+        shipped = agent.counters().shipped
+        done = shipped.rows + shipped.unseen_rows + totals.token_windows + totals.dead_letters
+        report(done, f"{totals.records:,} records, {totals.token_windows:,} token windows")
+
     directory = settings.data_directory
     agent_settings = AgentSettings(log=WriterSettings(byte_cap=settings["log.byte_cap"]))
     metrics, standing = SelfMetrics(), _Standing()
     with (
-        progress("processing") as report,
+        progress("processing", may_idle=True) as report,
         serving(settings, metrics, "store", status=standing.health),
-        Owner(
-            settings,
-            on_commit=lambda totals: report(
-                totals.records,
-                f"{totals.records:,} records, {totals.token_windows:,} token windows",
-            ),
-            metrics=metrics,
-        ) as owner,
+        Owner(settings, on_commit=tell, metrics=metrics) as owner,
         Agent(ring_directory(directory), log_root(directory), settings=agent_settings) as agent,
         periodically(StoreFigures(owner.parts.store, directory, metrics, owner.parts.clock).take),
         periodically(AgentFigures(agent, metrics).take),

@@ -84,7 +84,7 @@ def compare(
     ] = 100,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write an HTML page, and JSON beside it."),
+        typer.Option(metavar="FILE.html", help="Also write this page, and FILE.json beside it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,10 +92,12 @@ def compare(
 
     Example: moescope report compare canary-bf16 canary-fp32 --min-all-layers 0.8 --out page.html
     """
-    from moescope.console.comparing import compared, print_comparison, write_page
+    from moescope.console.comparing import check_page, compared, print_comparison, write_page
     from moescope.console.output import print_json
     from moescope.jobs.reports.comparison import Limits
 
+    if out is not None:
+        check_page(out)
     report = compared(
         paths,
         (a or [], b or []),

@@ -129,7 +129,7 @@ def read_recordings(folder: Path) -> dict[str, Recording]:
             why=str(error),
             next_step="Run the demo in a checkout, or name the folder with --recordings.",
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"The manifest {path} cannot be read.",
             why=f"{type(error).__name__}: {error}",

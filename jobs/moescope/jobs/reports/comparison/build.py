@@ -18,7 +18,13 @@ from moescope.jobs.reports.comparison.pairing import (
     paired_rows,
     repeated_rows,
 )
-from moescope.jobs.reports.comparison.reading import Reading, SideFacts, shape_of, side_rows
+from moescope.jobs.reports.comparison.reading import (
+    Reading,
+    SideFacts,
+    existing_values,
+    shape_of,
+    side_rows,
+)
 from moescope.jobs.reports.comparison.results import (
     agreement_by_layer,
     agreement_by_margin,
@@ -33,8 +39,9 @@ from moescope.jobs.reports.comparison.schema import (
     LimitReport,
     SideReport,
 )
-from moescope.jobs.reports.comparison.sentences import findings, summary
+from moescope.jobs.reports.comparison.sentences import findings, notes, summary
 from moescope.jobs.reports.comparison.spilling import RowParts
+from moescope.jobs.reports.comparison.words import some_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -184,7 +191,7 @@ def _dealt(name: str, side: Side, reading: Reading, facts: SideFacts, space: Wor
             parts = RowParts(own, rows.dtype, buffer_bytes=space.memory_bytes // _BUFFER_SHARE)
         parts.add(rows)
     if parts is None:
-        raise _no_rows(name, facts)
+        raise _no_rows(name, side, facts)
     return parts
 
 
@@ -215,12 +222,15 @@ def _common_shape(shapes: Mapping[str, RouteShape | None]) -> RouteShape | None:
     return first._replace(layers=tuple(layer for layer in first.layers if layer in both))
 
 
-def _no_rows(name: str, facts: SideFacts) -> InsufficientDataError:
+def _no_rows(name: str, side: Side, facts: SideFacts) -> InsufficientDataError:
     if facts.keyless_rows:
         return InsufficientDataError(
             f"Side {name} has {facts.keyless_rows:,} rows, and none with a content key.",
             why="Rows are joined on (content key, position).",
-            next_step="Record with content_keys, or join on request ids with --by request.",
+            next_step="If both sides have the same request ids, join on those: --by request. Else "
+            "record with content keys: MOESCOPE_CONTENT_KEY_FILE with vLLM, "
+            "attach(…, content_key=…) with the torch probe and training loops, "
+            "RoutingCallback(…, content_key=…) with transformers' Trainer.",
         )
     reasons = {
         "batches of counts fidelity, which hold no rows": facts.count_batches,
@@ -228,25 +238,36 @@ def _no_rows(name: str, facts: SideFacts) -> InsufficientDataError:
         "rows that never count (context, padding, recomputed, warm-up, draft)": (
             facts.uncounted_rows
         ),
-        "unreadable records": facts.unreadable_records,
+        "unreadable records": facts.log.unreadable_records,
     }
     found = ", ".join(f"{number:,} {what}" for what, number in reasons.items() if number)
+    asked = side.selection.conditions()
+    there = "; ".join(f"{key}: {some_of(has)}" for key, has in existing_values(side).items())
+    why = [f"It has {found}."] if found else []
+    if facts.log.tail_bytes:
+        why.append(facts.log.tail_words())
+    if asked:
+        why += ["No row satisfies its conditions."] if not why else []
+        why += [f"The log has {there}."]
     return InsufficientDataError(
         f"Side {name} has no row to compare.",
-        why=f"It has {found}." if found else "No batch satisfies its conditions.",
-        next_step="Check the path and the conditions; record with fidelity full.",
+        why=" ".join(why) or "Its log holds no routes.",
+        next_step="Restore the log from a copy, or record again: damaged records cannot be mended."
+        if facts.log.is_damaged
+        else "Check the path and the conditions; record with fidelity full.",
     )
 
 
 def _too_few(
     counts: PairingCounts, facts: dict[str, SideFacts], by: JoinBy, fewest: int
 ) -> InsufficientDataError:
+    lost = "".join(f" {words}" for name, side in facts.items() if (words := side.log.words(name)))
     if len(facts) == 1:
         return InsufficientDataError(
             f"Only {counts.pairs:,} of A's {facts['A'].rows:,} rows are repeats; "
             f"at least {fewest:,} are needed.",
             why="A repeat has the content key and position of an earlier row. What comes from a"
-            " prefix cache is never computed again.",
+            f" prefix cache is never computed again.{lost}",
             next_step="Send the same prompts again with prefix caching off.",
         )
     why = (
@@ -265,7 +286,7 @@ def _too_few(
     )
     return InsufficientDataError(
         f"Only {counts.pairs:,} tokens are on both sides; at least {fewest:,} are needed.",
-        why=why,
+        why=why + lost,
         next_step=advice,
     )
 
@@ -294,8 +315,10 @@ def _report(compared: _Compared, limits: Limits) -> ComparisonReport:
         differing_layers=sums.differing_layers.tolist(),
         limits=_limits(limits, whole, min((each["overlap"] for each in layers), key=_value)),
         findings=[],
+        notes=[],
         summary=[],
     )
+    report["notes"] = notes(report)
     report["findings"] = findings(report)
     report["summary"] = summary(report)
     return report
@@ -314,7 +337,7 @@ def _side(compared: _Compared, name: str, unmatched: int, duplicates: int) -> Si
         models=sorted(facts.models),
         revisions=sorted(facts.revisions),
         nodes=sorted(facts.nodes),
-        engines=sorted(facts.engines),
+        engines=sorted(filter(None, facts.engines)),
         origins=sorted(facts.origins),
         rank_orders=[RankOrder(order).name.lower() for order in sorted(facts.rank_orders)],
         left_out_layers=[layer for layer in recorded if layer not in compared.shape.layers],
@@ -325,7 +348,12 @@ def _side(compared: _Compared, name: str, unmatched: int, duplicates: int) -> Si
         keyless_rows=facts.keyless_rows,
         uncounted_rows=facts.uncounted_rows,
         count_batches=facts.count_batches,
-        unreadable_records=facts.unreadable_records,
+        records=facts.log.records,
+        unreadable_records=facts.log.unreadable_records,
+        removed_records=facts.log.removed_records,
+        log_bytes=facts.log.log_bytes,
+        unreadable_bytes=facts.log.unreadable_bytes,
+        tail_bytes=facts.log.tail_bytes,
         # One request and position with other tokens would be taken for the same one.
         stability=stability(compared.again[name]) if compared.by == "content" else None,
     )

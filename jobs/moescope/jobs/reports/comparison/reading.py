@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from moescope.core.batchlog import BatchLogReader
+from moescope.core.batchlog import HEADER_BYTES, BatchLogReader
+from moescope.core.batchlog.partition import list_segments
+from moescope.core.batchlog.scan import SegmentScanner
 from moescope.core.clock import NO_TIME
 from moescope.core.errors import InputError
 from moescope.core.quantise import margins_of
 from moescope.core.vocabulary import HEALTH_PHASES, UNCOUNTED_FLAGS, IdSpace, RankOrder
 from moescope.core.wire import BatchDecodeError, decode_batch
+from moescope.jobs.reports.comparison.losses import LogLosses
+from moescope.jobs.reports.comparison.sides import Selection, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moescope.core.batch import BatchHeader, RoutingBatch
+    from moescope.core.batchlog import ReadResult
     from moescope.jobs.reports.comparison.sides import Side
 
 JoinBy = Literal["content", "request"]
@@ -31,6 +36,7 @@ Rows = np.ndarray[tuple[int], np.dtype[np.void]]
 NO_EXPERT: Final = 65_535
 """In `top1`: not known. No model has an expert of this number."""
 _RECORDS_AT_ONCE: Final = 64
+_MOST_VALUES: Final = 1_000
 _HEALTHY: Final = np.array(sorted(HEALTH_PHASES), np.uint8)
 
 
@@ -72,7 +78,7 @@ class SideFacts:
         keyless_rows: Left out: no content key.
         uncounted_rows: Left out: context, padding, recomputed, warm-up and draft rows.
         count_batches: Batches of counts fidelity, which have no rows.
-        unreadable_records: Damaged records of the log, and those that the byte cap removed.
+        log: What of it cannot be read.
         has_margins: Whether any row has them.
         batches: Hashes of (node, incarnation, sequence) of the batches that rows were taken from.
     """
@@ -89,7 +95,7 @@ class SideFacts:
     keyless_rows: int = 0
     uncounted_rows: int = 0
     count_batches: int = 0
-    unreadable_records: int = 0
+    log: LogLosses = field(default_factory=LogLosses)
     has_margins: bool = False
     batches: array[int] = field(default_factory=lambda: array("Q"))
 
@@ -162,6 +168,20 @@ def shape_of(side: Side) -> RouteShape | None:
     return None
 
 
+def existing_values(side: Side) -> dict[str, set[str]]:
+    """What a side's log has under each key of its conditions, whatever they ask for.
+
+    Raises:
+        BatchLogError: A log cannot be read.
+    """
+    found: dict[str, set[str]] = {key: set() for key in side.selection.conditions()}
+    for batch in _batches(replace(side, selection=Selection()), SideFacts()):
+        for key, values in found.items():
+            if len(values) < _MOST_VALUES:
+                values.update(values_of(batch, key))
+    return found
+
+
 def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
     for partition in side.partitions:
         with BatchLogReader(side.root, partition) as reader:
@@ -171,20 +191,47 @@ def _batches(side: Side, facts: SideFacts) -> Iterator[RoutingBatch]:
                 found = reader.read(offset, max_records=_RECORDS_AT_ONCE)
                 if found.next_offset == offset:
                     break
+                facts.log.records += found.next_offset - offset
                 offset = found.next_offset
-                if found.gap is not None:
-                    facts.unreadable_records += found.gap.count
-                facts.unreadable_records += sum(
-                    damage.offset_to - damage.offset_from for damage in found.corrupt
-                )
+                _note_losses(found, facts.log)
                 for record in found.records:
+                    size = HEADER_BYTES + len(record.payload)
+                    facts.log.log_bytes += size
                     try:
                         batch = decode_batch(record.payload)
                     except BatchDecodeError:
-                        facts.unreadable_records += 1
+                        facts.log.unreadable_records += 1
+                        facts.log.unreadable_bytes += size
                         continue
                     if side.selection.admits(batch.header):
                         yield batch
+            _note_tail(reader, facts.log)
+
+
+def _note_losses(found: ReadResult, losses: LogLosses) -> None:
+    if found.gap is not None:
+        losses.unreadable_records += found.gap.count
+        losses.removed_records += found.gap.count
+    for damage in found.corrupt:
+        losses.unreadable_records += damage.offset_to - damage.offset_from
+        losses.unreadable_bytes += damage.raw_bytes
+        losses.log_bytes += damage.raw_bytes
+
+
+def _note_tail(reader: BatchLogReader, losses: LogLosses) -> None:
+    """Count what no read returns: it may be a record that a writer has not finished."""
+    segments = list_segments(reader.path)
+    if not segments or reader.is_sealed():  # of a sealed log all records are known
+        return
+    scanner = SegmentScanner(segments[-1], reader.meta.name)
+    try:
+        scanner.run_to_end([])
+        tail = len(scanner.tail_bytes())
+    finally:
+        scanner.close()
+    losses.tail_bytes += tail
+    losses.unreadable_bytes += tail
+    losses.log_bytes += tail
 
 
 def _identity_hash(header: BatchHeader) -> int:

@@ -35,7 +35,8 @@ class SideReport(TypedDict):
 
     Attributes:
         path, selection: As given.
-        models, revisions, nodes, engines, origins, rank_orders: What the headers say, sorted.
+        models, revisions, nodes, engines, origins, rank_orders: What the headers say, sorted; a
+            recorder that was given no name of its engine has none.
         left_out_layers: Layers of it that the other side does not have.
         rows: Counted tokens that could be paired.
         stability: None where nothing was seen again, or rows were not joined on content keys.
@@ -44,7 +45,12 @@ class SideReport(TypedDict):
         keyless_rows: Left out: no content key.
         uncounted_rows: Left out: context, padding, recomputed, warm-up and draft rows.
         count_batches: Batches of counts fidelity, which hold no rows.
-        unreadable_records: Damaged, or removed by the byte cap.
+        records: Of the log, whatever became of them.
+        unreadable_records: Of these damaged, or removed by the byte cap.
+        removed_records: Of those removed by the byte cap.
+        log_bytes: Of the log, as far as it is still there.
+        unreadable_bytes: Of these, those of damaged records.
+        tail_bytes: Of these, those behind the last complete record, damaged or just being written.
     """
 
     path: str
@@ -63,7 +69,12 @@ class SideReport(TypedDict):
     keyless_rows: int
     uncounted_rows: int
     count_batches: int
+    records: int
     unreadable_records: int
+    removed_records: int
+    log_bytes: int
+    unreadable_bytes: int
+    tail_bytes: int
     stability: Stability | None
 
 
@@ -169,6 +180,8 @@ class ComparisonReport(TypedDict):
         requests: Of side A that have a pair.
         other_content: Pairs by request whose content keys differ, left out.
         differing_layers: Pairs by how many layers differ, 0 … L.
+        notes: What to know before any number is read: the sides are of other models or revisions,
+            or a log is not whole.
     """
 
     schema: str
@@ -190,4 +203,5 @@ class ComparisonReport(TypedDict):
     differing_layers: list[int]
     limits: list[LimitReport]
     findings: list[FindingText]
+    notes: list[str]
     summary: list[str]

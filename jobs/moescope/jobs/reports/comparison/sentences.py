@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from moescope.core.patterns import PATTERN_BY_NAME
+from moescope.jobs.reports.comparison.losses import LogLosses
 from moescope.jobs.reports.comparison.schema import FindingText
-from moescope.jobs.reports.comparison.words import layer_words
+from moescope.jobs.reports.comparison.words import layer_words, some_of
 from moescope.jobs.reports.words import count, counted, figure
 
 if TYPE_CHECKING:
@@ -44,9 +45,53 @@ def with_interval(estimate: Estimate | None) -> str:
     return f"{value} ({fine_percent(estimate['low'])} to {fine_percent(estimate['high'])})"
 
 
-def side_title(side: SideReport) -> str:
-    """What a side is: its conditions, or else where it is from."""
-    return side["selection"] or side["path"].rstrip("/").rpartition("/")[2]
+def side_titles(report: ComparisonReport) -> list[str]:
+    """What each side is: its conditions, or else its folder; more where these are alike."""
+    sides = [side for _, side in _sides(report)]
+    paths = [side["path"].rstrip("/").split("/") for side in sides]
+    titles = [side["selection"] or path[-1] for side, path in zip(sides, paths, strict=True)]
+    if len(set(titles)) == len(titles):
+        return titles
+    shown = 1
+    while shown < max(map(len, paths)) and len({"/".join(path[-shown:]) for path in paths}) == 1:
+        shown += 1
+    tails = ["/".join(path[-shown:]) for path in paths]
+    return [
+        f"{tail}, {side['selection']}" if side["selection"] else tail
+        for side, tail in zip(sides, tails, strict=True)
+    ]
+
+
+def notes(report: ComparisonReport) -> list[str]:
+    """What to know before any number is read: nothing in the numbers tells it."""
+    a, b = report["a"], report["b"]
+    found = [words for name, side in _sides(report) if (words := _losses(side).words(name))]
+    if b is None:
+        return found
+    if a["models"] != b["models"]:
+        found.append(
+            f"The sides are of different models: A of {some_of(a['models'])}, B of"
+            f" {some_of(b['models'])}. Unless one was made from the other (quantised, tuned, or"
+            " just named differently), expert 7 of one has nothing to do with expert 7 of the"
+            " other, and their agreement says nothing."
+        )
+    if a["revisions"] != b["revisions"]:
+        found.append(
+            f"The sides are of different revisions: A of {some_of(a['revisions'])}, B of"
+            f" {some_of(b['revisions'])}. What differs may come from the weights."
+        )
+    return found
+
+
+def _losses(side: SideReport) -> LogLosses:
+    return LogLosses(
+        records=side["records"],
+        unreadable_records=side["unreadable_records"],
+        removed_records=side["removed_records"],
+        log_bytes=side["log_bytes"],
+        unreadable_bytes=side["unreadable_bytes"],
+        tail_bytes=side["tail_bytes"],
+    )
 
 
 def summary(report: ComparisonReport) -> list[str]:
@@ -58,6 +103,7 @@ def summary(report: ComparisonReport) -> list[str]:
         *_stability(report),
         *_counts(report),
         *_margins(report),
+        _engines(report),
         *_what_was_left_out(report),
         *(_limit(each) for each in report["limits"]),
     ]
@@ -113,13 +159,13 @@ def _what_was_compared(report: ComparisonReport) -> str:
     if report["b"] is None:
         return (
             f"{counted(report['tokens'], 'repeated token')} of {requests} in"
-            f" {side_title(report['a'])} were compared with their first sighting."
+            f" {side_titles(report)[0]} were compared with their first sighting."
         )
     joined = "content key" if report["by"] == "content" else "request id"
+    a, b = side_titles(report)
     return (
-        f"{counted(report['tokens'], 'token')} of {requests} are in both A"
-        f" ({side_title(report['a'])}) and B ({side_title(report['b'])}), joined on {joined} and"
-        " position."
+        f"{counted(report['tokens'], 'token')} of {requests} are in both A ({a}) and B ({b}),"
+        f" joined on {joined} and position."
     )
 
 
@@ -222,6 +268,12 @@ def _margins(report: ComparisonReport) -> list[str]:
             f" under {figure(reached['below'])}."
         )
     ]
+
+
+def _engines(report: ComparisonReport) -> str:
+    """Which engines the logs name: two kernels of one engine agree as two engines do not."""
+    named = [f"{name} {some_of(side['engines'])}" for name, side in _sides(report)]
+    return f"Engine: {', '.join(named)}."
 
 
 def _what_was_left_out(report: ComparisonReport) -> list[str]:

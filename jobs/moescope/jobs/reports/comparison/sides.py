@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from moescope.core.batchlog import partition_names
 from moescope.core.batchlog.partition import read_meta
 from moescope.core.errors import InputError
 from moescope.core.vocabulary import HEALTH_PHASES, Origin, Phase
+from moescope.jobs.reports.comparison.words import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from moescope.core.batch import BatchHeader
+    from moescope.core.batch import BatchHeader, RoutingBatch
 
 LOG_FOLDER: Final = "log"
 """Of a data directory."""
@@ -57,13 +60,16 @@ class Selection:
 
     def words(self) -> str:
         """The conditions, as they are given."""
-        conditions = {
+        return ", ".join(f"{name}={text}" for name, text in self.conditions().items())
+
+    def conditions(self) -> dict[str, str]:
+        """By key, as they are given."""
+        return {
             **self.header,
             **({} if self.phase is None else {"phase": self.phase.name.lower()}),
             **({} if self.scene is None else {"scene": self.scene}),
             **{_LABEL + name: text for name, text in self.labels.items()},
         }
-        return ", ".join(f"{name}={text}" for name, text in conditions.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +138,31 @@ def _parsed(conditions: Iterable[str]) -> dict[str, str]:
         is_known = name in KEYS[:-1] or (name.startswith(_LABEL) and name != _LABEL)
         if not equals or not is_known or name in found:
             raise InputError(
-                f"The condition {condition!r} is not understood.",
+                f"The condition {cut(repr(condition))} is not understood.",
                 why=f"It has to be KEY=VALUE, each key once; keys: {', '.join(KEYS)}.",
                 next_step="For example --a revision=r41.",
             )
         allowed = _CHOICES.get(name)
         if allowed is not None and text not in allowed:
             raise InputError(
-                f"The condition {condition!r} admits nothing.",
+                f"The condition {cut(repr(condition))} admits nothing.",
                 why=f"A row's {name} is {' or '.join(allowed)}.",
                 next_step="Choose one of these.",
             )
         found[name] = text
     return found
+
+
+def values_of(batch: RoutingBatch, key: str) -> Iterable[str]:
+    """What a batch has under a key of conditions."""
+    if key == "scene":
+        return batch.requests.scenes
+    if key == "phase":
+        found = () if batch.tokens is None else np.unique(batch.tokens.phase).tolist()
+        return [Phase(phase).name.lower() for phase in found if phase in HEALTH_PHASES]
+    if key.startswith(_LABEL):
+        return [batch.header.labels.get(key.removeprefix(_LABEL), "")]
+    return [_value(batch.header, key)]
 
 
 def _value(header: BatchHeader, name: str) -> str:

@@ -15,7 +15,8 @@ LAYER_HEAD = ("layer", "in common", "jaccard", "same set", "same top-1", "diverg
 
 
 def opening_lines(report: ComparisonReport) -> list[str]:
-    """Summary and findings; names from producers cannot move the cursor."""
+    """Notes, summary and findings; names from producers cannot move the cursor."""
+    noted = [f"Note: {note}" for note in report["notes"]]
     named = []
     for finding in report["findings"]:
         named.append(f"{finding['name']}: {finding['text']}")
@@ -23,7 +24,7 @@ def opening_lines(report: ComparisonReport) -> list[str]:
             named.append(f"  likely cause: {finding['likely_cause']}")
         if finding["next_step"] is not None:
             named.append(f"  next step: {finding['next_step']}")
-    return [printable(line) for line in (*report["summary"], *named)]
+    return [printable(line) for line in (*noted, *report["summary"], *named)]
 
 
 def layer_rows(report: ComparisonReport) -> list[list[str]]:

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from moescope.jobs.reports.words import count
+from moescope.jobs.reports.words import count, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from moescope.jobs.reports.comparison.schema import MarginAgreement, PositionAgreement
+
+_LONGEST_QUOTE = 80
+_MOST_NAMES = 10
+
+
+def cut(text: str) -> str:
+    """What somebody typed or a producer wrote, on a line that is not longer than a screen's."""
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Names in order, the first ten of them; those that are empty count as not given."""
+    known = [cut(printable(name)) for name in sorted(set(names)) if name]
+    more = len(known) - _MOST_NAMES
+    told = ", ".join(known[:_MOST_NAMES]) or "not named"
+    return f"{told} and {count(more)} more" if more > 0 else told
 
 
 def position_words(each: PositionAgreement) -> str:
