@@ -210,6 +210,7 @@ class Bench:
         Raises:
             RuntimeError: Rows are missing.
         """
+        self.probe.flush()
         counters = self.recorder.counters()
         self.probe.close()
         rows = self._blocks_watched * self.setting.requests * (1 + WARM_STEPS + STEPS)

@@ -32,7 +32,7 @@ from moescope.producers import Recorder, attach
 from moescope.producers.agent import Agent
 from moescope.producers.torch_probe import RequestFacts, router_shape
 from moescope.producers.torch_probe import steps as held_steps
-from moescope.producers.torch_probe.late import LateSteps
+from moescope.producers.waiting import LateReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -211,7 +211,7 @@ def test_a_step_waits_no_longer_than_it_may(
     model: Any, recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps that follow closely wait for a quarter of a second together."""
-    monkeypatch.setattr(LateSteps, "expect", lambda _self: None)  # it has the same clock
+    monkeypatch.setattr(LateReader, "expect", lambda _self: None)  # it has the same clock
     now = [0.0]
     with attach(model, recording.recorder, held_steps=100) as probe, torch.no_grad():
         probe._clock = lambda: now[0]

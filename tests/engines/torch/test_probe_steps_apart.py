@@ -19,7 +19,7 @@ from moescope.producers import attach
 from moescope.producers.recording.budget import Rung
 from moescope.producers.torch_probe import RequestFacts
 from moescope.producers.torch_probe.requests import RunningBatch
-from moescope.producers.torch_probe.steps import HELD_SECONDS
+from moescope.producers.waiting import HELD_SECONDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -168,7 +168,7 @@ def test_an_idle_probe_has_no_thread_until_steps_wait_and_none_behind_them(tmp_p
     recording = Recording(model, tmp_path)
 
     def late_threads() -> list[threading.Thread]:
-        return [each for each in threading.enumerate() if each.name == "moescope-late-steps"]
+        return [each for each in threading.enumerate() if each.name == "moescope-late-passes"]
 
     for thread in late_threads():  # of probes that tests before this one have detached
         thread.join(60.0)

@@ -20,7 +20,6 @@ from moescope.producers.torch_probe.inputs import (
     read_inputs,
     rows_given,
 )
-from moescope.producers.torch_probe.late import LateSteps
 from moescope.producers.torch_probe.openings import Openings, is_drafting
 from moescope.producers.torch_probe.passes import ComputedPass, CurrentPass, Wanted
 from moescope.producers.torch_probe.replays import CapturedPass, StaticBuffers, is_capturing
@@ -31,9 +30,10 @@ from moescope.producers.torch_probe.requests import (
     checked_end_tokens,
     checked_requests,
 )
-from moescope.producers.torch_probe.steps import HELD_SECONDS, HELD_STEPS
+from moescope.producers.torch_probe.steps import HELD_STEPS
 from moescope.producers.torch_probe.tower import device_of
 from moescope.producers.torch_probe.unrecorded import GAVE_UP, Unrecorded
+from moescope.producers.waiting import LateReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ class Probe:
         ]
         # Weakly: a probe keeps no part of a model alive that is unloaded.
         self._router_hooks = [weakref.ref(hook) for hook in hooks]
-        self._late = LateSteps(self, HELD_SECONDS)
+        self._late = LateReader(self)
         self._handles: list[Any] = []
         try:
             self._handles.append(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moescope.producers.torch_probe.families.stacked import StackedPasses
 from moescope.producers.torch_probe.inputs import PassInputs, RefusedPassError
 from moescope.producers.torch_probe.passes import ComputedPass
+from moescope.producers.waiting import CLOSE_SECONDS, HELD_PASSES, HELD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +29,8 @@ if TYPE_CHECKING:
 
 _BY_ROW: Final = 2  # [N, …]
 
-HELD_STEPS: Final = 16
+HELD_STEPS: Final = HELD_PASSES
 """Steps that are read together, by default."""
-
-HELD_SECONDS: Final = 0.25
-"""Steps wait no longer: their rows' event time is when they are recorded."""
-
-CLOSE_SECONDS: Final = 0.1
-"""Steps further apart do not wait: a hundredth of such a step pays for reading it."""
 
 HELD_BYTES: Final = 4 << 20
 """Of tensors that routers returned: with more of them, reading costs what each entry costs."""

@@ -7,6 +7,7 @@ fills them at each replay. They are read after the step.
 
 from __future__ import annotations
 
+from ctypes import memmove
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 NOT_ROUTED: Final = -1
 """Rows of a layer whose router was not called."""
 
+_ENTRY_BYTES: Final = 4
 _OPERATION: Final = "moescope::observe_routing"
 
 
@@ -24,6 +26,7 @@ class RoutingCapture:
     Attributes:
         is_armed: Whether calls are written; those of warm-up and profiling are not.
         takes_weights: Whether weights are written, too.
+        top_k: k.
         ids: int32 [N, L, k].
         weights: float32 [N, L, k].
         rows_on_device: int32 [L] where graphs may replay calls, else None.
@@ -48,23 +51,29 @@ class RoutingCapture:
         import torch  # noqa: PLC0415 - an inference node without torch imports this, too
 
         self._torch = torch
-        self._top_k = top_k
+        self.top_k = top_k
         self._rows: list[int] = [NOT_ROUTED] * layers
         self._calls = 0
         self.is_armed = False
         self.takes_weights = True
-        self.ids = torch.zeros((rows, layers, top_k), dtype=torch.int32, device=device)
-        self.weights = torch.zeros((rows, layers, top_k), dtype=torch.float32, device=device)
+        self.ids = _buffer(rows, layers, top_k, torch.int32, device)
+        self.weights = _buffer(rows, layers, top_k, torch.float32, device)
         self.rows_on_device = (
             torch.full((layers,), NOT_ROUTED, dtype=torch.int32, device=device)
             if is_replayed
             else None
         )
+        self._most_rows = rows
+        self._ids_dtype, self._weights_dtype = torch.int32, torch.float32
 
-        # On the host NumPy copies a few rows in a third of the time that torch takes.
-        is_here = self.ids.device.type == "cpu"
-        self._ids_here = self.ids.numpy() if is_here else None
-        self._weights_here = self.weights.numpy() if is_here else None
+        # On the host a few rows are copied by their addresses: all else that copies them takes
+        # several times as long in a model's critical path.
+        self._addresses = (
+            [(ids.data_ptr(), weights.data_ptr()) for ids, weights in
+             zip(self.ids.unbind(1), self.weights.unbind(1), strict=True)]
+            if self.ids.is_cpu and not is_replayed
+            else None
+        )  # fmt: skip
 
     @property
     def layers(self) -> int:
@@ -91,11 +100,17 @@ class RoutingCapture:
         ):
             return
         try:
-            rows = ids.shape[0]
-            if rows > self.ids.shape[0] or ids.shape[1] != self._top_k:
+            rows, width = ids.shape
+            if rows > self._most_rows or width != self.top_k:
                 rows = NOT_ROUTED
+            elif self._addresses is not None and self._are_plain(ids, weights):
+                to_ids, to_weights = self._addresses[layer]
+                size = rows * self.top_k * _ENTRY_BYTES
+                memmove(to_ids, ids.data_ptr(), size)
+                if self.takes_weights:
+                    memmove(to_weights, weights.data_ptr(), size)
             else:
-                self._write(layer, rows, ids, weights)
+                self._copy(layer, rows, ids, weights)
             self._rows[layer] = rows
             self._calls += 1
             if self.rows_on_device is not None:
@@ -103,16 +118,22 @@ class RoutingCapture:
         except Exception:  # noqa: BLE001 - inference comes first; the step is refused
             self._rows[layer] = NOT_ROUTED
 
-    def _write(self, layer: int, rows: int, ids: Any, weights: Any) -> None:
-        # A graph is captured once, for passes with weights and without.
-        takes_weights = self.takes_weights or self.rows_on_device is not None
-        if self._ids_here is not None and self._weights_here is not None:
-            self._ids_here[:rows, layer] = ids.numpy()
-            if takes_weights:
-                self._weights_here[:rows, layer] = weights.float().numpy()
-            return
+    def _are_plain(self, ids: Any, weights: Any) -> bool:
+        """Whether what a router chose lies in the host's memory as it does in the buffers."""
+        return (
+            ids.dtype is self._ids_dtype
+            and weights.dtype is self._weights_dtype
+            and weights.shape == ids.shape
+            and ids.is_cpu
+            and weights.is_cpu
+            and ids.is_contiguous()
+            and weights.is_contiguous()
+        )
+
+    def _copy(self, layer: int, rows: int, ids: Any, weights: Any) -> None:
         self.ids[:rows, layer].copy_(ids)
-        if takes_weights:
+        # A graph is captured once, for passes with weights and without.
+        if self.takes_weights or self.rows_on_device is not None:
             self.weights[:rows, layer].copy_(weights)
 
     def rows_seen(self) -> Sequence[int]:
@@ -121,6 +142,15 @@ class RoutingCapture:
         Empty when a layer was routed more than once: then the buffers hold a mixture.
         """
         return self._rows if self._calls <= len(self._rows) else ()
+
+
+def _buffer(rows: int, layers: int, top_k: int, dtype: Any, device: Any) -> Any:
+    """Zeros [N, L, k], of which on the host each layer's lie together."""
+    import torch  # noqa: PLC0415 - see above
+
+    if torch.device(device).type == "cpu":
+        return torch.zeros((layers, rows, top_k), dtype=dtype).transpose(0, 1)
+    return torch.zeros((rows, layers, top_k), dtype=dtype, device=device)
 
 
 def wrap_router(router: Any, capture: RoutingCapture, layer: int) -> Callable[[], None]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moescope.producers.vllm_plugin.step import no_drafts
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -33,14 +35,14 @@ def accepted_drafts(
     Returns:
         int64 [R]; None as long as it is not known.
     """
-    accepted = np.zeros(len(requests), np.int64)
-    if not step.drafts.any():
-        return accepted
+    if not step.has_drafts:
+        return no_drafts(len(requests))
     output = _output(outcome)
     sampled = getattr(output, "sampled_token_ids", None)
     if not sampled:
         return None
     at = output.req_id_to_index
+    accepted = np.zeros(len(requests), np.int64)
     for index in np.flatnonzero(step.drafts).tolist():
         row = at.get(step.engine_ids[index])
         if row is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +16,7 @@ SLOTS: Final = 3
 """Passes whose copies may be under way at once: an engine schedules one ahead of the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRows:
+class HostRows(NamedTuple):
     """The rows of one pass.
 
     Attributes:
@@ -104,16 +102,16 @@ class HostMemory:
 
     def take(self, step: Step, first: int, *, keep: bool) -> HostCopy:
         """See `HostCopies`."""
-        rows = step.rows
-        tensors = (step.positions, step.token_ids if self._with_token_ids else None)
-        taken: list[Any] = [
-            self._ids[first : first + rows],
-            self._weights[first : first + rows],
-            *(None if tensor is None else tensor[:rows].numpy() for tensor in tensors),
-        ]
+        part = slice(first, first + step.rows)
+        ids, weights = self._ids[part], self._weights[part]
+        positions = None if step.positions is None else step.positions[: step.rows].numpy()
+        token_ids = None
+        if self._with_token_ids and step.token_ids is not None:
+            token_ids = step.token_ids[: step.rows].numpy()
         if keep:
-            taken = [None if array is None else array.copy() for array in taken]
-        ids, weights, positions, token_ids = taken
+            ids, weights = ids.copy(), weights.copy()
+            positions = None if positions is None else positions.copy()
+            token_ids = None if token_ids is None else token_ids.copy()
         return _Here(HostRows(ids, weights, self._capture.rows_seen(), positions, token_ids))
 
 

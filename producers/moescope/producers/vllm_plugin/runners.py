@@ -10,7 +10,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from moescope.producers.vllm_plugin.step import Step, UnknownLayoutError
+from moescope.producers.vllm_plugin.step import (
+    Step,
+    UnknownLayoutError,
+    no_drafts,
+    single_rows,
+)
 
 _DUMMY_RUN_ARGUMENT: Final = 1
 """V2's `execute_model(scheduler_output, intermediate_tensors, dummy_run, …)`, without the first."""
@@ -58,9 +63,9 @@ class LayoutV1:
         """See `RunnerLayout`."""
         batch = self._runner.input_batch
         engine_ids = list(batch.req_ids)
-        counts = scheduled_counts(scheduled, engine_ids)
+        counts, rows = scheduled_counts(scheduled, engine_ids)
         first = np.array(batch.num_computed_tokens_cpu[: len(engine_ids)], np.int64)
-        rows_passed, across = int(counts.sum()), ()
+        rows_passed, across = rows, ()
         latest, self._latest = self._latest, None
         if latest is not None:
             _mode, described, is_split, across_ranks, *_ = latest
@@ -71,6 +76,7 @@ class LayoutV1:
         return Step(
             engine_ids, counts, first, scheduled_drafts(scheduled, engine_ids), rows_passed,
             across, int(self._parallel.data_parallel_rank), token_ids=self._runner.input_ids.gpu,
+            rows=rows,
         )  # fmt: skip
 
     def _note_padding(self) -> None:
@@ -109,8 +115,8 @@ class LayoutV2:
             raise UnknownLayoutError("no state of the pass")
         batch = state.input_batch
         engine_ids = list(batch.req_ids)
-        counts = scheduled_counts(scheduled, engine_ids)
-        if int(batch.num_tokens) != int(counts.sum()):
+        counts, rows = scheduled_counts(scheduled, engine_ids)
+        if int(batch.num_tokens) != rows:
             raise UnknownLayoutError("draft tokens verified by choice")
         if getattr(self._runner, "pcp_manager", None) is not None:
             raise UnknownLayoutError("prefill context parallelism")
@@ -122,6 +128,7 @@ class LayoutV2:
             () if across is None else tuple(across.tolist()),
             int(self._runner.dp_rank),
             batch.positions if self._runner.num_speculative_steps else None, batch.input_ids,
+            rows,
         )  # fmt: skip
 
 
@@ -134,8 +141,8 @@ def layout_of(runner: Any) -> RunnerLayout | None:
     return None
 
 
-def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:
-    """Rows of each request, int64 [R].
+def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> tuple[Any, int]:
+    """Rows of each request, int64 [R], and all together.
 
     Raises:
         UnknownLayoutError: The runner works on other requests than the scheduler asked for.
@@ -144,12 +151,13 @@ def scheduled_counts(scheduled: Any, engine_ids: list[str]) -> Any:
     counts = [asked.get(one, 0) for one in engine_ids]
     if len(asked) != len(engine_ids) or 0 in counts:
         raise UnknownLayoutError("requests computed are not the requests scheduled")
-    return np.array(counts, np.int64)
+    rows = sum(counts)
+    return (single_rows(rows) if rows == len(counts) else np.array(counts, np.int64)), rows
 
 
 def scheduled_drafts(scheduled: Any, engine_ids: list[str]) -> Any:
     """Draft tokens of each request, int64 [R]."""
     drafts = scheduled.scheduled_spec_decode_tokens
     if not drafts:
-        return np.zeros(len(engine_ids), np.int64)
+        return no_drafts(len(engine_ids))
     return np.array([len(drafts.get(one, ())) for one in engine_ids], np.int64)

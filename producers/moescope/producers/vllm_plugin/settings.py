@@ -10,6 +10,7 @@ from moescope.core.errors import SettingsError, refuse
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, TokenIdKind
 from moescope.producers.ring.facts import MAX_NAME_BYTES, is_name
 from moescope.producers.ring.layout import DEFAULT_RING_BYTES
+from moescope.producers.waiting import HELD_PASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ DIRECTORY_VARIABLE: Final = "MOESCOPE_DIR"
 _MIB: Final = 1024 * 1024
 _SHOWN: Final = 80
 _MOST_MIB: Final = 65_536
+_MOST_PASSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class PluginSettings:
     content_key_file: str | None = None
     cpu_budget: float | None = None
     ring_bytes: int = DEFAULT_RING_BYTES
+    held_passes: int = HELD_PASSES
 
 
 def _boolean(text: str) -> bool:
@@ -88,11 +91,14 @@ def _ratio(text: str) -> float:
     return ratio
 
 
-def _mebibytes(text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) < _SHOWN
-    if not is_number or not 1 <= int(text) <= _MOST_MIB:
-        raise ValueError(f"expected a whole number from 1 to {_MOST_MIB}")
-    return int(text) * _MIB
+def _whole_number(highest: int, unit: int = 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        is_number = text.isascii() and text.isdigit() and len(text) < _SHOWN
+        if not is_number or not 1 <= int(text) <= highest:
+            raise ValueError(f"expected a whole number from 1 to {highest}")
+        return int(text) * unit
+
+    return parse
 
 
 def _name(text: str) -> str:
@@ -151,8 +157,12 @@ VARIABLES: Final = (
         "Share of the engine's time that recording may take: it steps down to stay below.",
     ),
     Variable(
-        "MOESCOPE_RING_MIB", "ring_bytes", _mebibytes, "whole number",
+        "MOESCOPE_RING_MIB", "ring_bytes", _whole_number(_MOST_MIB, _MIB), "whole number",
         "Size of the ring in MiB.",
+    ),
+    Variable(
+        "MOESCOPE_HELD_PASSES", "held_passes", _whole_number(_MOST_PASSES), "whole number",
+        "The most decode passes that wait for each other, to be recorded together; 1: none waits.",
     ),
 )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -28,6 +29,26 @@ class UnknownLayoutError(Exception):
         self.reason = reason
 
 
+NOT_COUNTED: Final = -1
+
+
+@lru_cache(maxsize=512)
+def single_rows(requests: int) -> NDArray[np.int64]:
+    """Ones, int64 [R], which nobody can change: what a decode pass computes of each request."""
+    return _fixed(np.ones(requests, np.int64))
+
+
+@lru_cache(maxsize=512)
+def no_drafts(requests: int) -> NDArray[np.int64]:
+    """Zeros, int64 [R], which nobody can change."""
+    return _fixed(np.zeros(requests, np.int64))
+
+
+def _fixed(array: NDArray[np.int64]) -> NDArray[np.int64]:
+    array.setflags(write=False)
+    return array
+
+
 @dataclass(slots=True)
 class Step:
     """The rows of one forward pass, in the order in which the model saw them.
@@ -42,6 +63,7 @@ class Step:
         rank: Of this engine among them.
         positions: A device tensor that holds the positions, where the host's are an upper bound.
         token_ids: A device tensor of the rows' token ids, or None.
+        rows: Rows of requests.
     """
 
     engine_ids: list[str]
@@ -53,11 +75,22 @@ class Step:
     rank: int = 0
     positions: Any = None
     token_ids: Any = None
+    rows: int = NOT_COUNTED
+
+    def __post_init__(self) -> None:
+        """Count the rows, where nobody has."""
+        if self.rows == NOT_COUNTED:
+            self.rows = int(self.counts.sum())
 
     @property
-    def rows(self) -> int:
-        """Rows of requests."""
-        return int(self.counts.sum())
+    def has_drafts(self) -> bool:
+        """Whether some row is a draft token."""
+        return self.drafts is not no_drafts(len(self.counts)) and bool(self.drafts.any())
+
+    @property
+    def is_single_rows(self) -> bool:
+        """Whether there is one row of each request, and none is a draft."""
+        return self.rows == len(self.counts) and not self.has_drafts
 
     def row_positions(self) -> NDArray[np.int64]:
         """Positions of the rows, int64 [rows]."""
@@ -83,9 +116,8 @@ class Step:
         Returns:
             uint8 [rows], values of `Phase`.
         """
-        prompts = np.repeat(prompt_tokens, self.counts)
-        phases = np.where(positions < prompts, _PREFILL, _DECODE)
-        if self.drafts.any():
+        phases = row_phases(positions, np.repeat(prompt_tokens, self.counts))
+        if self.has_drafts:
             ends = np.cumsum(self.counts)
             refused_from = np.repeat(ends - self.drafts + accepted, self.counts)
             phases[np.arange(self.rows) >= refused_from] = _DRAFT
@@ -119,6 +151,19 @@ class Step:
 _PREFILL: Final = np.uint8(Phase.PREFILL)
 _DECODE: Final = np.uint8(Phase.DECODE)
 _DRAFT: Final = np.uint8(Phase.DRAFT)
+
+
+def row_phases(positions: NDArray[np.int64], prompt_tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Phases of rows that are no drafts.
+
+    Args:
+        positions: int64 [T].
+        prompt_tokens: int64 [T], length of the prompt of each one's request.
+
+    Returns:
+        uint8 [T], values of `Phase`.
+    """
+    return np.where(positions < prompt_tokens, _PREFILL, _DECODE)
 
 
 def is_blank(expert_ids: NDArray[Any]) -> bool:

@@ -155,6 +155,7 @@ def attach_probe(
         detach=detach,
         experts=_experts(runner, routing, groups),
         content=content,
+        held_passes=settings.held_passes,
     )
     hook_runner(runner, probe)
     has_keys = content is not None

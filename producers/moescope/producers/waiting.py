@@ -1,41 +1,58 @@
-"""Decode steps that no further step came for: read by a thread of their own."""
+"""Small passes that wait for each other, to be recorded together: how long, and what ends it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
-    from moescope.producers.torch_probe.probe import Probe
+    from collections.abc import Callable
+
+HELD_PASSES: Final = 16
+"""Passes that wait for each other, by default: they cost little more than two by themselves."""
+
+HELD_SECONDS: Final = 0.25
+"""Passes wait no longer: their rows' event time is when they are recorded."""
+
+CLOSE_SECONDS: Final = 0.1
+"""Passes further apart do not wait: a hundredth of such a pass pays for recording it."""
 
 _LOOKS_FOR_A_PROBE: Final = 30.0
 """Seconds after which a thread without work looks whether its probe is still there."""
 
 
-class LateSteps:
-    """Has a probe read the steps that have waited long enough.
+class Waits(Protocol):
+    """A probe whose passes wait."""
+
+    def read_late(self) -> bool:
+        """Record what no further pass came for; whether other passes wait still."""
+        ...
+
+
+class LateReader:
+    """Has a probe record, in a thread of its own, the passes that no further pass came for.
 
     Args:
         probe: Whose; not kept alive.
-        seconds: How long steps wait.
+        seconds: How long passes wait.
     """
 
-    def __init__(self, probe: Probe, seconds: float) -> None:
-        self._probe = weakref.ref(probe)
+    def __init__(self, probe: Waits, seconds: float = HELD_SECONDS) -> None:
+        self._probe: Callable[[], Waits | None] = weakref.ref(probe)
         self._seconds = seconds
         self._waiting = threading.Event()
         self._thread: threading.Thread | None = None
         self._is_over = False
 
     def expect(self) -> None:
-        """Steps wait from now on."""
+        """Passes wait from now on."""
         if self._waiting.is_set():
             return
         self._waiting.set()
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run, name="moescope-late-steps", daemon=True
+                target=self._run, name="moescope-late-passes", daemon=True
             )
             self._thread.start()
 
