@@ -37,6 +37,7 @@ class RecordedRow(NamedTuple):
     weights: NDArray[Any] | None
     token_id: int | None
     pass_id: int | None
+    expert_map_version: int
 
 
 @dataclass
@@ -119,5 +120,6 @@ def _read(batch: RoutingBatch, found: Recorded) -> None:
                 None if weights is None else weights[:, :, row],
                 None if tokens.token_id is None else int(tokens.token_id[row]),
                 None if tokens.pass_id is None else int(tokens.pass_id[row]),
+                batch.header.expert_map_version,
             )
         )  # fmt: skip

@@ -218,7 +218,7 @@ def test_a_good_environment_is_told_and_nothing_is_made(folder: Path) -> None:
         "MOESCOPE_SAMPLING_RATIO": "0.25", "MOESCOPE_WEIGHTS": "yes", "MOESCOPE_SCENE": "chat",
         "MOESCOPE_TOKEN_IDS": "keyed_hash", "MOESCOPE_TOKEN_KEY_FILE": "good",
         "MOESCOPE_CONTENT_KEY_FILE": "good", "MOESCOPE_CPU_BUDGET": "0.01",
-        "MOESCOPE_RING_MIB": "3",
+        "MOESCOPE_RING_MIB": "3", "MOESCOPE_HELD_PASSES": "1",
     }  # fmt: skip
     assert variables.keys() == {each.name for each in VARIABLES}
     found = check(variables)

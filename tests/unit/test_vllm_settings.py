@@ -25,12 +25,13 @@ def test_each_variable_sets_its_field() -> None:
         "MOESCOPE_SAMPLING_RATIO": "0.25", "MOESCOPE_WEIGHTS": "yes", "MOESCOPE_SCENE": "chat",
         "MOESCOPE_TOKEN_IDS": "keyed_hash", "MOESCOPE_TOKEN_KEY_FILE": "key",
         "MOESCOPE_CONTENT_KEY_FILE": "secret", "MOESCOPE_CPU_BUDGET": "0.01",
-        "MOESCOPE_RING_MIB": "3",
+        "MOESCOPE_RING_MIB": "3", "MOESCOPE_HELD_PASSES": "1",
     }  # fmt: skip
     assert plugin_settings(values) == PluginSettings(
         directory="ring", node="n1", model="m", revision="r2", fidelity=Fidelity.SAMPLED,
         sampling_ratio=0.25, weights=True, scene="chat", token_ids=TokenIdKind.KEYED_HASH,
         token_key_file="key", content_key_file="secret", cpu_budget=0.01, ring_bytes=3 * 2**20,
+        held_passes=1,
     )  # fmt: skip
     assert values.keys() == {variable.name for variable in VARIABLES}
 
@@ -51,6 +52,8 @@ def test_each_variable_sets_its_field() -> None:
         {"MOESCOPE_RING_MIB": "1_0"},
         {"MOESCOPE_RING_MIB": "65537"},
         {"MOESCOPE_RING_MIB": "9" * 5_000},
+        {"MOESCOPE_HELD_PASSES": "0"},
+        {"MOESCOPE_HELD_PASSES": "65"},
         {"MOESCOPE_SCENE": "x" * 5_000},
         {"MOESCOPE_SCENE": "\udcff"},
         {"MOESCOPE_NODE": "\udcff"},

@@ -151,13 +151,13 @@ class HeldPasses:
         """All of them as one."""
         passes, requests = len(self.passes), self.passes[0].step.rows
         positions = np.array([seen.step.first for seen in self.passes]).T
-        has_tokens = None not in self._tokens
+        tokens = [each for each in self._tokens if each is not None]
         return JointRows(
             self._by_request(self._ids),
             self._by_request(self._weights) if self.passes[0].has_weights else None,
             positions.reshape(-1),
             np.tile([seen.number for seen in self.passes], requests),
-            np.array(self._tokens).T.reshape(-1) if has_tokens else None,
+            np.array(tokens).T.reshape(-1) if len(tokens) == passes else None,
             np.full(requests, passes),
         )
 
