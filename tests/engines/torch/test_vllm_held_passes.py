@@ -205,7 +205,14 @@ def outcome(folder: Path, script: list[Any], options: dict[str, Any], held: int)
 
 @given(
     script=st.lists(STEPS, max_size=12),
-    options=st.sampled_from([{}, {"token_id_kind": TokenIdKind.PLAIN}, {"fidelity": "counts"}]),
+    options=st.sampled_from(
+        [
+            {},
+            {"token_id_kind": TokenIdKind.PLAIN},
+            {"fidelity": "counts"},
+            {"fidelity": "sampled", "sampling_ratio": 0.5},
+        ]
+    ),
 )
 @settings(
     max_examples=40, deadline=None,
@@ -404,6 +411,7 @@ def test_a_forked_child_waits_for_no_lock(engine: PluginEngine, traffic: Traffic
     held.wait(30)
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the test runner has its own
         signal.alarm(20)  # ends a child that hangs
         traffic.decode(2, 0.01, "")
         os._exit(0)
