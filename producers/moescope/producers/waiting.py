@@ -46,15 +46,17 @@ class LateReader:
         self._is_over = False
 
     def expect(self) -> None:
-        """Passes wait from now on."""
+        """Passes wait from now on; never raises."""
         if self._waiting.is_set():
             return
         self._waiting.set()
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="moescope-late-passes", daemon=True
-            )
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="moescope-late-passes", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # there are too many, or the process ends: the next pass does it
+                return
+            self._thread = thread
 
     def stop(self) -> None:
         """The probe is detached."""

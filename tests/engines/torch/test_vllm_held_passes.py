@@ -397,6 +397,49 @@ def test_an_error_while_recording_costs_what_waited_and_is_counted(
     assert counters.recorded_rows == before + 2 * HELD_PASSES
 
 
+@pytest.mark.parametrize("fault", ["", "nan"])
+@pytest.mark.parametrize("waiting", [1, 4])
+def test_an_engine_told_to_end_while_it_records_counts_what_that_costs(
+    engine: PluginEngine,
+    traffic: Traffic,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: int,
+    fault: str,
+) -> None:
+    """Processes of vLLM end by `SystemExit`, raised wherever the signal finds them."""
+    traffic.decode(waiting - 1, 0.01, "")
+    before = engine.recorder.counters().recorded_rows
+
+    def told_to_end(*_: Any, **__: Any) -> None:
+        raise SystemExit(0)
+
+    with monkeypatch.context() as ending:
+        ending.setattr(engine.recorder, "record", told_to_end)
+        with pytest.raises(SystemExit):
+            traffic.decode(1, 1.0, fault)
+    engine.probe.close()
+    counters = engine.recorder.counters()
+    assert (counters.recorded_rows, counters.unseen_rows) == (before, 2 * waiting)
+    headers = recorded(engine.folder / "ring", engine.folder / "log").headers
+    assert "recording was interrupted" in {each.labels.get("unseen_reason") for each in headers}
+
+
+def test_without_a_thread_the_next_pass_records_what_waits(
+    engine: PluginEngine, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process may have no room for one more: that costs no row, and counts none twice."""
+
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    before = engine.recorder.counters().recorded_rows
+    traffic.decode(HELD_PASSES, 0.01, "")
+    counters = engine.recorder.counters()
+    assert (counters.recorded_rows, counters.unseen_rows) == (before + 2 * HELD_PASSES, 0)
+    assert engine.probe.counters.errors == 0
+
+
 def test_a_forked_child_waits_for_no_lock(engine: PluginEngine, traffic: Traffic) -> None:
     """The thread that holds it is not there: an engine in a child would hang for ever."""
     held, release = threading.Event(), threading.Event()

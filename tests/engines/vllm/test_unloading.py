@@ -21,6 +21,7 @@ from support.vllm_unloading import ARGUMENTS, ENVIRONMENT, PATHS, post
 
 from moescope.producers.ring.layout import RING_SUFFIX
 from moescope.producers.ring.reader import RingReader
+from moescope.producers.waiting import HELD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -175,6 +176,7 @@ def test_a_server_put_to_sleep_amid_requests(
 
     def sleep_and_wake(server: VllmServer) -> None:
         post(server, f"/sleep?level=1&mode={mode}")
+        time.sleep(4 * HELD_SECONDS)  # passes that wait are recorded without a next one
         asleep = both.counted()
         time.sleep(0.5)
         assert both.counted() == asleep

@@ -17,6 +17,8 @@ NOT_RECORDING: Final = "recording is switched off"
 
 The recorder tells its own reason in place of this one, as long as it has one.
 """
+INTERRUPTED: Final = "recording was interrupted"
+"""What a probe says of rows that it was recording when the process was told to end."""
 
 
 class Pausing:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from moescope.core.vocabulary import UNKNOWN_SCENE, Fidelity, Phase
-from moescope.producers.recording.pausing import NOT_RECORDING
+from moescope.producers.recording.pausing import INTERRUPTED, NOT_RECORDING
 from moescope.producers.torch_probe.compiled import forget
 from moescope.producers.torch_probe.counters import ProbeCounters, Tally
 from moescope.producers.torch_probe.inputs import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from moescope.producers.torch_probe.hooks import AfterRouter
 
 _PATIENCE_SECONDS: Final = 1.0
-_INTERRUPTED: Final = "recording was interrupted"
 _NOT_ONCE: Final = "a router that did not run just once"
 _REPLACED: Final = (
     "some router ran twice or not at all; one that was put in its place since is not watched: "
@@ -532,7 +531,7 @@ class Probe:
                 running.refusal = error.reason
             self._unrecorded.tell(error, running, done.size)
         except BaseException:  # the user's interrupt, which is not ours to keep
-            self._unrecorded.miss(running, done.size, _INTERRUPTED)
+            self._unrecorded.miss(running, done.size, INTERRUPTED)
             raise
         else:
             self._tally.add(

@@ -112,11 +112,12 @@ class HeldPasses:
             rows: Its rows.
             now: Monotonic seconds.
         """
-        at, self._rows = self._rows, self._rows + seen.step.rows
-        self._ids[at : self._rows] = rows.ids
+        end = self._rows + seen.step.rows
+        self._ids[self._rows : end] = rows.ids
         if seen.has_weights:
-            self._weights[at : self._rows] = rows.weights
+            self._weights[self._rows : end] = rows.weights
         self._tokens.append(None if rows.token_ids is None else rows.token_ids.copy())
+        self._rows = end
         if not self.passes:
             self._since = now
         self.passes.append(seen)

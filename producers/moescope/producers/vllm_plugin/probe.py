@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from moescope.producers.recording.forks import watch_forks
-from moescope.producers.recording.pausing import NOT_RECORDING
+from moescope.producers.recording.pausing import INTERRUPTED, NOT_RECORDING
 from moescope.producers.vllm_plugin.capture import NOT_ROUTED, route_compiled_to
 from moescope.producers.vllm_plugin.drafts import accepted_drafts
 from moescope.producers.vllm_plugin.experts import SettledExperts
@@ -379,34 +379,41 @@ class EngineProbe:
             self._late.expect()
 
     def _record(self, seen: SeenPass, rows: HostRows, accepted: NDArray[np.int64]) -> None:
-        passed, left_out = self._rows.record(seen, rows, accepted)
-        self.counters.passed_rows += passed
-        for count, reason in left_out:
-            self._refuse(count, reason)
+        """Record a pass; what cannot be recorded of it is counted."""
+        try:
+            passed, left_out = self._rows.record(seen, rows, accepted)
+        except Exception as error:  # noqa: BLE001 - inference comes first
+            self._refuse_for(error, seen.step.rows)
+        except BaseException:  # by which an engine is told to end: it is not ours to keep
+            self._refuse(seen.step.rows, INTERRUPTED)
+            raise
+        else:
+            self.counters.passed_rows += passed
+            for count, reason in left_out:
+                self._refuse(count, reason)
 
     def _record_held(self) -> None:
-        """Record the passes that wait for each other; what fails is counted, and not raised."""
+        """Record the passes that wait for each other; what cannot be recorded is counted."""
         held = self._held
         if not held or self._records_held:  # what is recorded may change fidelity, which flushes
             return
         self._records_held = True
+        left = held.rows
         try:
             if held.are_sound():
                 self.counters.passed_rows += self._rows.record_together(held)
-            else:
-                self._record_one_by_one(held)
+                return
+            for seen, rows in held.one_by_one():
+                left -= seen.step.rows
+                self._record(seen, rows, no_drafts(len(seen.step.engine_ids)))
         except Exception as error:  # noqa: BLE001 - inference comes first
-            self._refuse_for(error, held.rows)
+            self._refuse_for(error, left)
+        except BaseException:  # see `_record`
+            self._refuse(left, INTERRUPTED)
+            raise
         finally:
             held.forget()
             self._records_held = False
-
-    def _record_one_by_one(self, held: HeldPasses) -> None:
-        for seen, rows in held.one_by_one():
-            try:
-                self._record(seen, rows, no_drafts(len(seen.step.engine_ids)))
-            except Exception as error:  # noqa: BLE001 - inference comes first
-                self._refuse_for(error, seen.step.rows)
 
     @staticmethod
     def _accepted(seen: SeenPass) -> tuple[NDArray[np.int64] | None, Exception | None]:
