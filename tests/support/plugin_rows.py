@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from moescope.core.quantise import weights_of
 from moescope.core.vocabulary import Phase, RowFlag
 from moescope.core.wire import decode_batch
 from moescope.producers.agent import Agent
+from moescope.producers.waiting import HELD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +68,14 @@ class Recorded:
 
     headers: list[BatchHeader]
     requests: dict[str, RecordedRequest]
+
+
+def outwait_passes() -> None:
+    """Sleep until an idle engine has recorded its last passes: those that wait for others.
+
+    Its thread looks once in `HELD_SECONDS` for passes that have waited for as long.
+    """
+    time.sleep(3 * HELD_SECONDS)
 
 
 def recorded(ring: Path, log: Path) -> Recorded:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.plugin_rows import Recorded, RecordedRequest, recorded
+from support.plugin_rows import Recorded, RecordedRequest, outwait_passes, recorded
 from support.vllm_client import Prompt, Reply, complete_all, complete_whole
 from support.vllm_server import MODEL_NAME, TINY_MOE, ServerOptions, wait_until_ready
 
@@ -75,6 +75,7 @@ def served(server: VllmServer, ring: Path, waves: Sequence[Sequence[Prompt]]) ->
     # One more: the engine has told the plugin of all others' ends when it computes this one.
     last = prompts_of(99, [5], 2)
     replies += complete_all(server, last)
+    outwait_passes()
     return Served(
         server, [*prompts, *last], replies, recorded(ring, ring.parent / f"{ring.name}-log")
     )

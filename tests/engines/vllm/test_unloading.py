@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.plugin_rows import recorded
+from support.plugin_rows import outwait_passes, recorded
 from support.vllm_client import Prompt, complete_all
 from support.vllm_server import ServerOptions, wait_until_ready
 from support.vllm_unloading import ARGUMENTS, ENVIRONMENT, PATHS, post
 
 from moescope.producers.ring.layout import RING_SUFFIX
 from moescope.producers.ring.reader import RingReader
-from moescope.producers.waiting import HELD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -118,6 +117,7 @@ def interrupted(
 
 def check_rows(both: Both, asked: list[Prompt], replies: list[Reply]) -> None:
     """Each row that the engine told of is shipped, once, and none is told as missing."""
+    outwait_passes()
     rows, missing = both.counted()
     found = recorded(both.ring, both.ring.parent / "log")
     assert missing == 0
@@ -176,7 +176,7 @@ def test_a_server_put_to_sleep_amid_requests(
 
     def sleep_and_wake(server: VllmServer) -> None:
         post(server, f"/sleep?level=1&mode={mode}")
-        time.sleep(4 * HELD_SECONDS)  # passes that wait are recorded without a next one
+        outwait_passes()
         asleep = both.counted()
         time.sleep(0.5)
         assert both.counted() == asleep
