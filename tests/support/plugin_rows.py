@@ -99,8 +99,10 @@ def _shipped(ring: Path, log: Path) -> Iterator[RoutingBatch]:
         agent.drain()
     for partition in partition_names(log):
         with BatchLogReader(log, partition) as reader:
-            for record in reader.read(0).records:
-                yield decode_batch(record.payload)
+            found = reader.read(0)
+            while found.records:
+                yield from (decode_batch(record.payload) for record in found.records)
+                found = reader.read(found.next_offset)
 
 
 def _read(batch: RoutingBatch, found: Recorded) -> None:
