@@ -28,7 +28,7 @@ from moescope.core.self_metrics import SELF_METRICS
 from moescope.core.settings import SETTINGS, load_settings
 from moescope.core.tables import TABLES, VIEWS
 from moescope.producers.recording.switch import DISABLE_FILE, DISABLE_VARIABLE
-from moescope.producers.vllm_plugin.settings import VARIABLES, PluginSettings
+from moescope.producers.vllm_plugin.settings import VARIABLES, PluginSettings, Variable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,11 +93,11 @@ def plugin_rows() -> Iterator[tuple[str, str, str, str]]:
     """One row per variable of the vLLM plugin."""
     fields = {field.name: field for field in dataclasses.fields(PluginSettings)}
     for variable in VARIABLES:
-        default = _plugin_default(variable.kind, fields[variable.field].default)
+        default = _plugin_default(variable, fields[variable.field].default)
         yield f"`{variable.name}`", variable.kind, default, variable.help
 
 
-def _plugin_default(kind: str, value: object) -> str:
+def _plugin_default(variable: Variable, value: object) -> str:
     """A default as one would write it into the variable; empty where there is none."""
     if value is None or value is dataclasses.MISSING:
         return ""
@@ -105,8 +105,8 @@ def _plugin_default(kind: str, value: object) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, Enum):
         return f"`{value.name.lower()}`"
-    if kind == "whole number" and isinstance(value, int):
-        return f"`{value // 2**20}`"
+    if isinstance(value, int):
+        return f"`{value // variable.unit}`"
     return f"`{value}`"
 
 

@@ -33,6 +33,7 @@ class Variable:
         parse: Turns its text into the value; raises ValueError.
         kind: The type as the documentation shows it.
         help: One sentence.
+        unit: What of the field a 1 in its text stands for, where it is a whole number.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Variable:
     parse: Callable[[str], Any]
     kind: str
     help: str
+    unit: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +160,7 @@ VARIABLES: Final = (
     ),
     Variable(
         "MOESCOPE_RING_MIB", "ring_bytes", _whole_number(_MOST_MIB, _MIB), "whole number",
-        "Size of the ring in MiB.",
+        "Size of the ring in MiB.", _MIB,
     ),
     Variable(
         "MOESCOPE_HELD_PASSES", "held_passes", _whole_number(_MOST_PASSES), "whole number",
