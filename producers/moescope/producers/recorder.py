@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 INTERNAL_ERRORS_ALLOWED: Final = 8
 RING_DELETED: Final = "the ring's file was deleted"
 ENDED: Final = "the process ends"
+_UNDISTURBED_SECONDS: Final = 0.01
 
 _log = logging.getLogger("moescope.producers")
 
@@ -224,10 +225,17 @@ class Recorder:
 
         Rows that are not recorded while this is False are told by `miss`, or by `record` itself.
         """
-        if self._is_off():
-            return False
-        self._look_if_due(self._clock.monotonic())
-        return not self._pausing.reason
+        self.look()
+        return not (self._is_off() or self._pausing.reason)
+
+    def look(self) -> None:
+        """Follow switch and budget now, if they are to be looked at within a hundredth of a second.
+
+        So that long no budget changes the fidelity: what a probe prepares for the one that holds
+        can be recorded.
+        """
+        if not self._is_off():
+            self._look_if_due(self._clock.monotonic(), ahead=_UNDISTURBED_SECONDS)
 
     def begin_request(
         self,
@@ -459,13 +467,17 @@ class Recorder:
         if self._pausing.budget is not None:
             self._pausing.budget.spend(seconds)
 
+    @property
+    def recorded_rows(self) -> int:
+        """Rows in the ring so far."""
+        return self._ring.rows if self._ring else 0
+
     def counters(self) -> RecorderCounters:
         """What was recorded and what was not."""
         if not self._is_off():
             self._look_if_due(self._clock.monotonic())
-        ring = self._ring
         return RecorderCounters(
-            recorded_rows=ring.rows if ring else 0,
+            recorded_rows=self.recorded_rows,
             rejected_rows=self._books.rejected_rows,
             unseen_rows=self._books.unseen_rows,
             unsampled_rows=self._books.unsampled.total,
@@ -540,13 +552,13 @@ class Recorder:
             books=self._books, calls=self._calls, requests=self._requests,
         )  # fmt: skip
 
-    def _look_if_due(self, now: float) -> None:
+    def _look_if_due(self, now: float, ahead: float = 0.0) -> None:
         """Once a second: does the kill switch or the budget want something else; is the ring there?
 
         Nobody reads a deleted ring, except an agent that has it open: it learns that rows are
         missing. A new ring would cost the engine an allocation in the middle of a pass.
         """
-        if now < self._pausing.next_look:
+        if now + ahead < self._pausing.next_look:
             return
         try:
             is_released, rung = self._pausing.look(now)

@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch", reason="`make engines` has torch")
 from support.plugin_engine import EXPERTS, LAYERS, TOP_K, PluginEngine
 
 from moescope.core.clock import ManualClock
-from moescope.core.vocabulary import Phase, TokenIdKind
+from moescope.core.vocabulary import Fidelity, Phase, TokenIdKind
+from moescope.producers.recording.budget import Rung
 from moescope.producers.vllm_plugin.experts import ExpertMap
 from moescope.producers.waiting import CLOSE_SECONDS, HELD_PASSES, HELD_SECONDS
 
@@ -422,6 +423,40 @@ def test_an_engine_told_to_end_while_it_records_counts_what_that_costs(
     assert (counters.recorded_rows, counters.unseen_rows) == (before, 2 * waiting)
     headers = recorded(engine.folder / "ring", engine.folder / "log").headers
     assert "recording was interrupted" in {each.labels.get("unseen_reason") for each in headers}
+
+
+def test_a_budget_that_steps_up_finds_nothing_waiting(
+    tmp_path: Path, clock: Seconds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows captured without weights have no order: `full` would call some expert the first."""
+    wall = ManualClock(1_700_000_000_000_000)
+    engine = PluginEngine(torch, tmp_path, {"clock": wall, "fidelity": "counts"}, clock=clock)
+    traffic = Traffic(engine, clock)
+    traffic.begin(4)
+    traffic.decode(4, 0.01, "")
+    pausing = engine.recorder._pausing
+
+    def step_up(now: float) -> tuple[bool, Rung]:
+        pausing.next_look = now + 60
+        return False, Rung(Fidelity.FULL, 1.0)
+
+    monkeypatch.setattr(pausing, "look", step_up)
+    wall.sleep(2)
+    engine.probe.flush()
+    assert engine.recorder.fidelity is Fidelity.FULL
+    engine.probe.close()
+    assert engine.recorder.counters().recorded_rows == 8
+    assert recorded(tmp_path / "ring", tmp_path / "log").requests == {}  # counts name none
+
+
+def test_tensors_without_memory_are_not_read(engine: PluginEngine) -> None:
+    """Reading them by address would end the engine."""
+    engine.capture.arm()
+    zeros = torch._efficientzerotensor((2, TOP_K), dtype=torch.int32)
+    engine.capture.observe(1, zeros, torch._efficientzerotensor((2, TOP_K)))
+    engine.capture.observe(2, zeros, torch.ones((2, TOP_K)))
+    engine.capture.disarm()
+    assert not engine.capture.ids.any()
 
 
 def test_without_a_thread_the_next_pass_records_what_waits(

@@ -103,12 +103,17 @@ class RoutingCapture:
             rows, width = ids.shape
             if rows > self._most_rows or width != self.top_k:
                 rows = NOT_ROUTED
-            elif self._addresses is not None and self._are_plain(ids, weights):
+            elif (
+                self._addresses is not None
+                and self._are_plain(ids, weights)
+                and (from_ids := ids.data_ptr())  # none where a tensor has no memory of its own
+                and (from_weights := weights.data_ptr())
+            ):
                 to_ids, to_weights = self._addresses[layer]
                 size = rows * self.top_k * _ENTRY_BYTES
-                memmove(to_ids, ids.data_ptr(), size)
+                memmove(to_ids, from_ids, size)
                 if self.takes_weights:
-                    memmove(to_weights, weights.data_ptr(), size)
+                    memmove(to_weights, from_weights, size)
             else:
                 self._copy(layer, rows, ids, weights)
             self._rows[layer] = rows

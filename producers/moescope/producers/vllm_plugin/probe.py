@@ -380,12 +380,14 @@ class EngineProbe:
 
     def _record(self, seen: SeenPass, rows: HostRows, accepted: NDArray[np.int64]) -> None:
         """Record a pass; what cannot be recorded of it is counted."""
+        before = self.recorder.recorded_rows
         try:
             passed, left_out = self._rows.record(seen, rows, accepted)
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._refuse_for(error, seen.step.rows)
         except BaseException:  # by which an engine is told to end: it is not ours to keep
-            self._refuse(seen.step.rows, INTERRUPTED)
+            recorded = self.recorder.recorded_rows - before
+            self._refuse(max(0, seen.step.rows - recorded), INTERRUPTED)
             raise
         else:
             self.counters.passed_rows += passed
@@ -395,11 +397,15 @@ class EngineProbe:
     def _record_held(self) -> None:
         """Record the passes that wait for each other; what cannot be recorded is counted."""
         held = self._held
-        if not held or self._records_held:  # what is recorded may change fidelity, which flushes
+        if not held or self._records_held:
             return
-        self._records_held = True
-        left = held.rows
+        # A look that is due may change the recorder's fidelity, before which it has them recorded.
+        self.recorder.look()
+        if not held:
+            return
+        left, before = held.rows, self.recorder.recorded_rows
         try:
+            self._records_held = True
             if held.are_sound():
                 self.counters.passed_rows += self._rows.record_together(held)
                 return
@@ -409,7 +415,7 @@ class EngineProbe:
         except Exception as error:  # noqa: BLE001 - inference comes first
             self._refuse_for(error, left)
         except BaseException:  # see `_record`
-            self._refuse(left, INTERRUPTED)
+            self._refuse(max(0, left - self.recorder.recorded_rows + before), INTERRUPTED)
             raise
         finally:
             held.forget()

@@ -180,6 +180,7 @@ class RowsToRecord:
         Raises:
             UnknownLayoutError: They cannot be recorded.
         """
+        self._recorder.look()
         if self.needs_weights and not seen.has_weights:
             raise UnknownLayoutError("fidelity rose during the pass")
         experts = seen.experts
