@@ -459,6 +459,16 @@ def test_tensors_without_memory_are_not_read(engine: PluginEngine) -> None:
     assert not engine.capture.ids.any()
 
 
+def test_a_view_that_is_negated_when_it_is_read_keeps_its_sign(engine: PluginEngine) -> None:
+    """Its memory holds the other sign."""
+    ids, weights = routing(np.random.default_rng(2), 2)
+    engine.capture.arm()
+    negated = torch._neg_view(torch.from_numpy(weights[0]))
+    engine.capture.observe(0, torch.from_numpy(ids[0]), negated)
+    engine.capture.disarm()
+    assert torch.equal(engine.capture.weights[:2, 0], -torch.from_numpy(weights[0]))
+
+
 def test_without_a_thread_the_next_pass_records_what_waits(
     engine: PluginEngine, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

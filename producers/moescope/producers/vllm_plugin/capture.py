@@ -125,14 +125,19 @@ class RoutingCapture:
 
     def _are_plain(self, ids: Any, weights: Any) -> bool:
         """Whether what a router chose lies in the host's memory as it does in the buffers."""
+        tensor = self._torch.Tensor  # subclasses may have their memory elsewhere
         return (
-            ids.dtype is self._ids_dtype
+            type(ids) is tensor
+            and type(weights) is tensor
+            and ids.dtype is self._ids_dtype
             and weights.dtype is self._weights_dtype
             and weights.shape == ids.shape
             and ids.is_cpu
             and weights.is_cpu
             and ids.is_contiguous()
             and weights.is_contiguous()
+            and not ids.is_neg()
+            and not weights.is_neg()
         )
 
     def _copy(self, layer: int, rows: int, ids: Any, weights: Any) -> None:
